@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from hardneg.training.augmentation.augment import CIFAR, Augment, Views
+from hardneg.training.augmentation.augment import CIFAR, Augment, MakeImageViews
 from hardneg.training.augmentation.views import AnyViews, OfBatches, kornia_transform
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,9 +70,9 @@ def on_device(device: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def build(
     device: str, options: argparse.Namespace, images: torch.Tensor, ids: torch.Tensor
-) -> tuple[dict[str, Views], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, MakeImageViews], dict[str, dict[str, Any]]]:
     """The variants by name, and what is known of each besides its time."""
-    variants: dict[str, Views] = {}
+    variants: dict[str, MakeImageViews] = {}
     found: dict[str, dict[str, Any]] = {}
     for order in ("random", "fixed"):
         exact = replace(CIFAR, order=order)
@@ -101,7 +101,7 @@ def check(augment: Augment, images: torch.Tensor, ids: torch.Tensor) -> float:
     return difference
 
 
-def compile_cost(views: Views, images: torch.Tensor, ids: torch.Tensor) -> dict[str, Any]:
+def compile_cost(views: MakeImageViews, images: torch.Tensor, ids: torch.Tensor) -> dict[str, Any]:
     """Seconds to compile, and the number of kernels that the compiler made."""
     from torch._inductor import metrics
 

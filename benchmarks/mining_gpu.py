@@ -34,7 +34,7 @@ from hardneg.mining import Search, mine
 from hardneg.mining.engine import Miner
 from hardneg.mining.stages import Stages
 from hardneg.search import triton_groups as triton_groups
-from hardneg.search.exact import GROUP, Documents, RunningNearest
+from hardneg.search.exact import GROUP, DocumentBlock, RunningNearest
 
 ROOT = Path(__file__).resolve().parent.parent
 K, BELOW = 10, "BelowPositive(relative=0.05)"
@@ -42,7 +42,7 @@ PHASES: tuple[tuple[Any, str], ...] = (
     (Miner, "__init__"),
     (Miner, "alignment"),
     (Miner, "needs_filters"),
-    (Documents, "of"),
+    (DocumentBlock, "of"),
     (RunningNearest, "__init__"),
     (RunningNearest, "_screened_by_groups"),
     (RunningNearest, "_least"),

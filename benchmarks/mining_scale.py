@@ -109,14 +109,14 @@ def work(folder: Path, options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     begin, counted = time.perf_counter(), multiprocessing.Value("q", 0)
-    original = exact.Documents.of.__func__  # type: ignore[attr-defined]
+    original = exact.DocumentBlock.of.__func__  # type: ignore[attr-defined]
 
     def of(cls: Any, corpus: Any, low: int, high: int, **more: Any) -> Any:
         with counted.get_lock():
             counted.value += (high - low) * DIM * 4
         return original(cls, corpus, low, high, **more)
 
-    exact.Documents.of = classmethod(of)  # type: ignore[assignment, method-assign]
+    exact.DocumentBlock.of = classmethod(of)  # type: ignore[assignment, method-assign]
     run(
         MineOptions(
             queries=str(folder / "queries.npy"),

@@ -33,7 +33,7 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.auditing.page import frontier_svg
-from hardneg.auditing.result import Audit, Row, with_frontier
+from hardneg.auditing.result import Audit, RuleFigures, with_frontier
 from hardneg.batching.planners import (
     Communities,
     CuthillMcKee,
@@ -78,7 +78,7 @@ def planners(size: int, num_candidates: int) -> Iterator[tuple[str, Planner]]:
     yield "kNN batches", NearestNeighbours()
 
 
-def plan_rows(batches: Batches, num_candidates: int) -> Iterator[Row]:
+def plan_rows(batches: Batches, num_candidates: int) -> Iterator[RuleFigures]:
     """Each planner with coverage "once"; walks and kNN also "free", where an instance may come again."""
     for name, planner in planners(batches.size, num_candidates):
         free = isinstance(planner, (Proximity, NearestNeighbours))
@@ -90,7 +90,7 @@ def plan_rows(batches: Batches, num_candidates: int) -> Iterator[Row]:
             yield row
 
 
-def plan_row(name: str, planner: Planner, coverage: str, batches: Batches) -> Row:
+def plan_row(name: str, planner: Planner, coverage: str, batches: Batches) -> RuleFigures:
     """Means over the pairs of batches; errors over batches."""
     similar, false, visited = [], [], []
     for seed in range(batches.seeds):
@@ -106,7 +106,7 @@ def plan_row(name: str, planner: Planner, coverage: str, batches: Batches) -> Ro
     errors = {f"{key}_error": float(np.std(each) / math.sqrt(len(each))) for key, each in values.items()}
     unknown = ("near_duplicates", "hubness", "hub_share", "clamped", "attracted", "effective_temperature")
     rest = dict.fromkeys((*unknown, "without_negatives"), math.nan)
-    return Row(
+    return RuleFigures(
         name, "plan", effective_number=batches.size - 1, coverage=float(np.mean(visited)), **means, **errors, **rest
     )
 

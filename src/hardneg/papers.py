@@ -19,7 +19,7 @@ from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS, 
 from hardneg.core.schedules import Number
 from hardneg.core.scoring import cross_views, from_matrix, score
 from hardneg.core.tensors import widened
-from hardneg.core.types import NEVER, Keys
+from hardneg.core.types import NEVER, Keys, View
 from hardneg.core.views import Pools
 from hardneg.losses.bank import CMC, InstanceDiscrimination
 from hardneg.losses.contrastive import ContrastiveLoss
@@ -29,12 +29,11 @@ from hardneg.losses.neighbours import neighbour_nce
 from hardneg.losses.paper import registered as registered
 from hardneg.losses.paper import trained_by
 from hardneg.negatives import Gaussian, Negatives, OtherLabel, Rank, Ring, Threshold, Tilt, Uniform
-from hardneg.state.cache import Cache, Encode, cache_loss
+from hardneg.state.cache import Cache, EncodeRows, cache_loss
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 
 Loss = Callable[..., Tensor]
-Views = Annotated[Tensor, "b d"]
 
 
 @trained_by("simclr")
@@ -155,7 +154,7 @@ def moco_v3(temperature: float = MOCO["v3"].temperature) -> Loss:
     """
     inner = ContrastiveLoss(Uniform(), temperature, views="cross", normalize=False)
 
-    def loss(q: Views, k: Views, ids: Tensor | None = None) -> Tensor:
+    def loss(q: View, k: View, ids: Tensor | None = None) -> Tensor:
         value: Tensor = 2.0 * temperature * inner(q, k.detach(), ids)
         return value
 
@@ -169,7 +168,7 @@ def simcse(temperature: float = 0.05, hard_negative_weight: float = 0.0) -> Loss
     ``hard_negative_weight`` is added to the logit of a row's own hard negative, as in the authors' code.
     """
 
-    def loss(z1: Views, z2: Views, hard: Views | None = None) -> Tensor:
+    def loss(z1: View, z2: View, hard: View | None = None) -> Tensor:
         extra = () if hard is None else Keys(hard, source="mined")
         scores = cross_views(z1, z2, temperature, extra=extra)
         log_w = Uniform().log_weights(scores)
@@ -209,7 +208,7 @@ def quick_thoughts(context_size: int = 1) -> Loss:
     Raw dot products of consecutive sentences. The sentence itself stays in the softmax with a logit of 0.
     """
 
-    def loss(u: Views, v: Views) -> Tensor:
+    def loss(u: View, v: View) -> Tensor:
         distance = (torch.arange(len(u), device=u.device)[:, None] - torch.arange(len(v), device=u.device)).abs()
         with torch.autocast(u.device.type, enabled=False):
             similarity = (widened(u) @ widened(v).T).masked_fill(distance == 0, 0.0)
@@ -297,7 +296,7 @@ def local_aggregation(
     """
     around = Rank(0, num_background) if background is None else background
 
-    def loss(z: Views, ids: Tensor, bank: Bank, clusters: Clusters) -> Tensor:
+    def loss(z: View, ids: Tensor, bank: Bank, clusters: Clusters) -> Tensor:
         # No ids on the anchors: the own entry is a candidate here.
         anchors = Keys(z, clusters=clusters.of(ids))
         scores = score(anchors, bank.of(ids).vectors, clusters.tag(bank.keys()), temperature)
@@ -322,7 +321,7 @@ def ring_neighbours(
     """
     ring, ball = Ring(inner, outer, dynamic_inner), Ring(0.0, outer)
 
-    def loss(q: Views, k: Views, pool: Pools, ids: Tensor | None = None, clusters: Clusters | None = None) -> Tensor:
+    def loss(q: View, k: View, pool: Pools, ids: Tensor | None = None, clusters: Clusters | None = None) -> Tensor:
         tags = None if clusters is None or ids is None else clusters.of(ids)
         scores = score(Keys(q, ids, clusters=tags), k.detach(), pool, temperature)
         log_w = ring.log_weights(scores)
@@ -341,7 +340,7 @@ def negative_cache(temperature: float = BANK_TEMPERATURE, num_draws: int = 1, ho
     Negatives are retrieved with stale scores and encoded afresh: ``encode(ids)`` gives their vectors with gradient.
     """
 
-    def loss(q: Views, k: Views, cache: Cache, encode: Encode, ids: Tensor | None = None) -> Tensor:
+    def loss(q: View, k: View, cache: Cache, encode: EncodeRows, ids: Tensor | None = None) -> Tensor:
         return cache_loss(Keys(q, ids), k, cache, encode, temperature, k=num_draws, how=how).losses.mean()
 
     return loss

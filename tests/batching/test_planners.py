@@ -26,7 +26,7 @@ from hardneg.batching.planners import (
     Proximity,
     SingleSource,
     Strata,
-    Uniform,
+    UniformPlanner,
     falling,
     registered_planners,
 )
@@ -53,7 +53,7 @@ def clustered(num_clusters: int = 12, per_cluster: int = 25, noise: float = 0.15
 
 def every_planner(n: int) -> list[Planner]:
     planners = [
-        Uniform(),
+        UniformPlanner(),
         Proximity(num_neighbours=10, num_candidates=100),
         Proximity(kind="breadth_first", num_neighbours=10),
         Proximity(kind="depth_first", num_neighbours=10),
@@ -139,7 +139,7 @@ def test_groups_that_fit_are_all_placed(sizes: list[int], batch_size: int, seed:
     groups = groups[torch.randperm(len(groups), generator=seeded(seed))][: num_batches * batch_size]
     if num_batches == 0 or len(groups.unique()) < batch_size or int(groups.bincount().max()) > num_batches:
         return
-    plan = Uniform().plan(len(groups), batch_size, seeded(seed), guard=Guard(groups=groups))
+    plan = UniformPlanner().plan(len(groups), batch_size, seeded(seed), guard=Guard(groups=groups))
     assert sorted(plan.order.tolist()) == list(range(len(groups)))
     assert all(len(groups[batch].unique()) == len(batch) for batch in plan)
 
@@ -147,7 +147,7 @@ def test_groups_that_fit_are_all_placed(sizes: list[int], batch_size: int, seed:
 def test_a_group_too_large_for_the_epoch_is_left_out_with_a_warning() -> None:
     groups = torch.cat([torch.zeros(15, dtype=torch.long), torch.arange(1, 26)])
     with pytest.warns(HardnegWarning, match="left some instances out of the epoch"):
-        plan = Uniform().plan(40, 4, seeded(0), guard=Guard(groups=groups))
+        plan = UniformPlanner().plan(40, 4, seeded(0), guard=Guard(groups=groups))
     assert [len(batch) for batch in plan] == [4] * 10
     assert all(int((groups[batch] == 0).sum()) == 1 for batch in plan)
     described = plan.describe()
@@ -159,7 +159,7 @@ def test_hardness_comes_in_the_order_of_the_paper() -> None:
     vectors, labels = clustered(per_cluster=60, noise=0.2)
     uniform, proximity, knn = (
         planner.plan(vectors, 48, seeded(0)).describe(vectors, labels)
-        for planner in (Uniform(), Proximity(0.1, num_neighbours=20, num_candidates=200), NearestNeighbours())
+        for planner in (UniformPlanner(), Proximity(0.1, num_neighbours=20, num_candidates=200), NearestNeighbours())
     )
     assert uniform.similarity == pytest.approx(uniform.uniform_similarity, abs=0.02)
     assert uniform.similarity + 0.05 < proximity.similarity < knn.similarity - 0.05
@@ -311,7 +311,7 @@ def test_plan_is_saved_loaded_and_exported(tmp_path: Path) -> None:
 
 def test_plan_goes_to_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    plan = Uniform().plan(10, 4, seeded(0))
+    plan = UniformPlanner().plan(10, 4, seeded(0))
     plan.to_parquet(tmp_path / "plan.parquet")
     table = parquet.read_table(tmp_path / "plan.parquet")
     assert table["instance"].to_pylist() == plan.order.tolist()
@@ -337,11 +337,11 @@ def test_description_is_that_of_explicit_pairs() -> None:
 def test_bad_input_is_refused() -> None:
     vectors, _ = clustered()
     with pytest.raises(ValueError, match=r"plan needs a batch of 1 to 300 instances, got batch_size=301"):
-        Uniform().plan(300, 301)
+        UniformPlanner().plan(300, 301)
     with pytest.raises(ValueError, match="coverage among"):
-        Uniform().plan(300, 10, coverage="twice")
-    with pytest.raises(ValueError, match=r"Uniform needs a torch.Generator, .* got generator=0"):
-        Uniform().plan(300, 10, 0)  # type: ignore[arg-type]
+        UniformPlanner().plan(300, 10, coverage="twice")
+    with pytest.raises(ValueError, match=r"UniformPlanner needs a torch.Generator, .* got generator=0"):
+        UniformPlanner().plan(300, 10, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Proximity needs a graph or vectors"):
         Proximity().plan(300, 10)
     with pytest.raises(ValueError, match="NearestNeighbours needs vectors"):
@@ -352,17 +352,17 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(ValueError, match="needs finite vectors"):
             planner.plan(broken, 10)
     with pytest.raises(ValueError, match=r"Guard needs groups of 300 instances, got len\(groups\)=3"):
-        Uniform().plan(300, 10, guard=Guard(groups=torch.arange(3)))
+        UniformPlanner().plan(300, 10, guard=Guard(groups=torch.arange(3)))
     with pytest.raises(ValueError, match="at least 10 groups, as many as a batch has instances"):
-        Uniform().plan(300, 10, guard=Guard(groups=torch.arange(300) % 5))
+        UniformPlanner().plan(300, 10, guard=Guard(groups=torch.arange(300) % 5))
     with pytest.raises(ValueError, match="near_duplicate together with vectors"):
         Guard(near_duplicate=0.9)
     with pytest.raises(ValueError, match="10 instances that may share a batch"):
-        Uniform().plan(300, 10, guard=Guard(near_duplicate=0.5, vectors=torch.ones(300, 2)))
+        UniformPlanner().plan(300, 10, guard=Guard(near_duplicate=0.5, vectors=torch.ones(300, 2)))
     with pytest.raises(ValueError, match=r"restart in \[0.0, 1.0\]"):
         Proximity(restart=-0.1)
     with pytest.raises(ValueError, match="vectors of 300 instances"):
-        Uniform().plan(300, 10).describe(vectors[:5])
+        UniformPlanner().plan(300, 10).describe(vectors[:5])
 
 
 def test_digits_come_in_the_order_of_the_paper() -> None:
@@ -372,7 +372,7 @@ def test_digits_come_in_the_order_of_the_paper() -> None:
     vectors = torch.nn.functional.normalize(pixels.float() - pixels.float().mean(0), dim=1)
     found = [
         planner.plan(vectors, 64, seeded(0)).describe(vectors, labels)
-        for planner in (Uniform(), Proximity(0.1, num_candidates=500), NearestNeighbours())
+        for planner in (UniformPlanner(), Proximity(0.1, num_candidates=500), NearestNeighbours())
     ]
     for name, gap in (("similarity", 0.02), ("false_negatives", 0.01)):
         uniform, proximity, knn = (getattr(description, name) for description in found)

@@ -17,7 +17,7 @@ import torch
 
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
-from hardneg.batching.planners import Uniform
+from hardneg.batching.planners import UniformPlanner
 from hardneg.core.errors import Damaged
 
 
@@ -27,7 +27,7 @@ def a_graph(n: int = 40, k: int = 5) -> ProximityGraph:
 
 
 def a_plan() -> Plan:
-    return Uniform().plan(200, 16, torch.Generator().manual_seed(0))
+    return UniformPlanner().plan(200, 16, torch.Generator().manual_seed(0))
 
 
 KINDS: list[tuple[Callable[[], Any], Callable[[Any], str]]] = [

@@ -16,7 +16,7 @@ from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.cautions import cautions, unlike
-from hardneg.comparing.memory import Machine, Place
+from hardneg.comparing.memory import Machine, RunPlace
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import run_of
 from hardneg.reporting import write_report
@@ -204,7 +204,7 @@ def test_warnings_of_the_runs_are_reported_once_for_each_arm(
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", process)
-        patch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+        patch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [RunPlace()]))
         summary = compare(Comparison(("simclr()", "hcl()"), 3, short(data)), tmp_path, show=nothing)
     assert summary["cautions"] == ["All arms: 7 classes are unseen.", "hcl(): 1 images are odd."]
     again = compare(Comparison(("hcl()", "simclr()"), 3, short(data)), tmp_path, show=nothing)

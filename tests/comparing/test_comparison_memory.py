@@ -16,7 +16,7 @@ import torch
 from hardneg.comparing import memory as comparison_memory
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.memory import Machine, NotBegun, Place, free_memory, this_machine
+from hardneg.comparing.memory import Machine, NotBegun, RunPlace, free_memory, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.runs import (
     How,
@@ -32,7 +32,7 @@ from hardneg.comparing.runs import (
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, Memory, Run
+from hardneg.training.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, PeakMemory, Run
 from support.training_runs import few_digits, run, short
 
 psutil = pytest.importorskip("psutil", reason="comparisons need the extra train")
@@ -45,7 +45,7 @@ def _requested_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_memory, "POLL_SECONDS", 0.01)
 
 
-def runs_that_hold(memory: Memory | None, number: int, path: Path) -> list[Run]:
+def runs_that_hold(memory: PeakMemory | None, number: int, path: Path) -> list[Run]:
     runs = [Run(path / str(i)) for i in range(number)]
     for one in runs:
         one.path.mkdir(parents=True)
@@ -89,22 +89,22 @@ def most_at_once(machine: Machine, runs: list[Run], expected: int) -> tuple[int,
 @pytest.mark.parametrize(
     ("jobs", "free", "holds", "expected"),
     [
-        (4, 100 * GB, Memory(GB, 0), 4),
-        (2, 100 * GB, Memory(GB, 0), 2),
-        (4, 4 * GB, Memory(GB, 0), 3),  # a tenth is spared
-        (4, GB, Memory(GB, 0), 1),
-        (4, GB // 2, Memory(GB, 0), 1),  # alone it is tried all the same
+        (4, 100 * GB, PeakMemory(GB, 0), 4),
+        (2, 100 * GB, PeakMemory(GB, 0), 2),
+        (4, 4 * GB, PeakMemory(GB, 0), 3),  # a tenth is spared
+        (4, GB, PeakMemory(GB, 0), 1),
+        (4, GB // 2, PeakMemory(GB, 0), 1),  # alone it is tried all the same
         (4, 100 * GB, None, 1),  # nobody says what it holds
     ],
 )
-def test_as_many_as_memory_holds(jobs: int, free: int, holds: Memory | None, expected: int, tmp_path: Path) -> None:
-    machine = Machine(jobs, free, [Place()])
+def test_as_many_as_memory_holds(jobs: int, free: int, holds: PeakMemory | None, expected: int, tmp_path: Path) -> None:
+    machine = Machine(jobs, free, [RunPlace()])
     assert most_at_once(machine, runs_that_hold(holds, 6, tmp_path), expected)[0] == expected
 
 
 def test_runs_are_shared_over_gpus_and_each_holds_what_fits(tmp_path: Path) -> None:
-    machine = Machine(8, 100 * GB, [Place("0", 8 * GB), Place("GPU-3f", 8 * GB)])
-    runs = runs_that_hold(Memory(GB, 3 * GB), 8, tmp_path)
+    machine = Machine(8, 100 * GB, [RunPlace("0", 8 * GB), RunPlace("GPU-3f", 8 * GB)])
+    runs = runs_that_hold(PeakMemory(GB, 3 * GB), 8, tmp_path)
     assert most_at_once(machine, runs, 4) == (4, {"0": 2, "GPU-3f": 2})
     assert [place.environ for place in machine.places] == [
         {"CUDA_VISIBLE_DEVICES": "0"},
@@ -113,7 +113,7 @@ def test_runs_are_shared_over_gpus_and_each_holds_what_fits(tmp_path: Path) -> N
 
 
 def test_a_run_begins_beside_another_once_that_has_recorded_its_memory(tmp_path: Path) -> None:
-    machine = Machine(2, 100 * GB, [Place()])
+    machine = Machine(2, 100 * GB, [RunPlace()])
     first, second = runs_that_hold(None, 2, tmp_path)
     begun = threading.Event()
 
@@ -125,22 +125,22 @@ def test_a_run_begins_beside_another_once_that_has_recorded_its_memory(tmp_path:
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         assert not begun.wait(0.2)
-        first.took(Memory(GB, 0))
+        first.took(PeakMemory(GB, 0))
         assert begun.wait(10.0)
     thread.join(10.0)
 
 
 def test_finished_runs_of_an_earlier_attempt_tell_what_a_run_holds(tmp_path: Path) -> None:
-    machine = Machine(3, 100 * GB, [Place("0", GB)])
+    machine = Machine(3, 100 * GB, [RunPlace("0", GB)])
     machine.learn(
-        runs_that_hold(Memory(GB, 2), 1, tmp_path / "before") + runs_that_hold(Memory(3, 4), 1, tmp_path / "b")
+        runs_that_hold(PeakMemory(GB, 2), 1, tmp_path / "before") + runs_that_hold(PeakMemory(3, 4), 1, tmp_path / "b")
     )
-    assert machine.largest == Memory(GB, 4)
+    assert machine.largest == PeakMemory(GB, 4)
     assert most_at_once(machine, runs_that_hold(None, 3, tmp_path / "now"), 3)[0] == 3
 
 
 def test_who_waits_leaves_when_no_more_are_begun(tmp_path: Path) -> None:
-    machine = Machine(1, GB, [Place()])
+    machine = Machine(1, GB, [RunPlace()])
     first, second = runs_that_hold(None, 2, tmp_path)
     left = threading.Event()
 
@@ -165,7 +165,7 @@ def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) ->
 
     def crowded(recipe: str, options: Any, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         run.path.mkdir(parents=True, exist_ok=True)
-        run.took(Memory(1, 0))
+        run.took(PeakMemory(1, 0))
         until = time.monotonic() + 10.0
         while not seen and len(machine.under_way) <= limit and time.monotonic() < until:
             time.sleep(0.01)  # the first ones are there together
@@ -186,7 +186,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_warnings()
-    machine = Machine(3, 100 * GB, [Place()])
+    machine = Machine(3, 100 * GB, [RunPlace()])
     seen = pretending(machine, monkeypatch, limit=1)
     with pytest.warns(HardnegWarning, match="Too little memory for the parallel runs"):
         results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, How(3), Watcher(print))
@@ -198,7 +198,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
 
 def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_warnings()
-    seen = pretending(machine := Machine(2, 100 * GB, [Place()]), monkeypatch, limit=0)
+    seen = pretending(machine := Machine(2, 100 * GB, [RunPlace()]), monkeypatch, limit=0)
     with pytest.warns(HardnegWarning, match="Too little memory"), pytest.raises(RunFailed, match="did not fit"):
         run_all([parse_arm("simclr()")], [0], tmp_path, How(2), Watcher(print))
     assert (seen, machine.jobs) == ([1, 1], 1)
@@ -257,7 +257,7 @@ def test_gpus_are_queried_by_a_process_of_its_own(
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "10 20\n", ""))
-    assert this_machine(2, on_gpu=True).places == [Place(names[0], 10), Place(names[1], 20)]
+    assert this_machine(2, on_gpu=True).places == [RunPlace(names[0], 10), RunPlace(names[1], 20)]
 
 
 def test_gpus_that_cannot_be_queried_are_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
 
     def remember(jobs: int, on_gpu: bool) -> Machine:
         requested.append((jobs, on_gpu))
-        return Machine(jobs, 100 * GB, [Place()])
+        return Machine(jobs, 100 * GB, [RunPlace()])
 
     threads: list[str] = []
 

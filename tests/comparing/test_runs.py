@@ -20,7 +20,7 @@ import pytest
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, Place, num_cores
+from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, RunPlace, num_cores
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_process, run_all
@@ -174,7 +174,7 @@ def test_a_failed_run_says_whose_it_was_and_what_to_do(
     code: int, reported: str, advice: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "run", child(code, reported))
-    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [RunPlace()]))
     monkeypatch.setattr("hardneg.io.provenance._commit", lambda: None)  # asks a process, too
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
     done = hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common)
@@ -242,7 +242,7 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
         """Both are in before either goes on."""
 
         @contextmanager
-        def beside_others(self, run: Run) -> Iterator[Place]:
+        def beside_others(self, run: Run) -> Iterator[RunPlace]:
             if run.path.name.endswith("seed0"):
                 first.append(threading.current_thread())
             inside.wait(20.0)
@@ -250,7 +250,7 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
     monkeypatch.setattr(comparison_runs, "ChildPipes", Slow)
-    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [Place()]))
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [RunPlace()]))
     with pytest.raises(RunFailed, match="seed 0"):
         run_all([parse_arm("simclr()")], [0, 1], tmp_path, How(2), Watcher(nothing))
     assert begun == [0]
@@ -287,7 +287,7 @@ def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch:
         raise RunFailed(run.path, "at once")
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
-    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [Place()]))
+    monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [RunPlace()]))
     for attempt in range(10):
         begun.clear()
         with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: .* at once"):

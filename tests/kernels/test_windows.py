@@ -11,7 +11,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.kernels.backends import triton as triton_backend
 from hardneg.kernels.triton import edges as triton_edges
 from hardneg.kernels.triton import sides as triton_sides
-from hardneg.kernels.triton.edges import Edges, Sizes
+from hardneg.kernels.triton.edges import RowEdges, Sizes
 from hardneg.kernels.triton.statistics import row_statistics
 from support.kernel_inputs import DEVICE, vectors
 
@@ -74,7 +74,7 @@ def test_a_chunk_of_the_rows() -> None:
     start, stop, count = (torch.full((6, 1), number, device=DEVICE) for number in (10, 40, 64))
     sizes = Sizes.of(start, stop, count, 0.0, 64)
     hints = sizes.hints(values[:, ::4], 64)
-    whole, part = (Edges.empty(6, values.device) for _ in range(2))
+    whole, part = (RowEdges.empty(6, values.device) for _ in range(2))
     whole.find(values, 0, sizes, hints)
     part.find(values[4:], 4, sizes, hints)
     assert torch.equal(part.value[4:], whole.value[4:])

@@ -182,6 +182,6 @@ def test_tiles_with_a_guide_are_no_larger_forward(traced, monkeypatch):
     guided = make_pairing().prepared()
     number = []
     for pairing in (guided, guided.changed(guide=None)):
-        made = plan.Plan(pairing, parse("Tilt(1.0)").factors, InfoNCE(), pairing.positive_scores())
+        made = plan.SweepPlan(pairing, parse("Tilt(1.0)").factors, InfoNCE(), pairing.positive_scores())
         number.append((len(made.rows), len(made.rows_alone)))
     assert number == [(3, 3), (3, 2)]

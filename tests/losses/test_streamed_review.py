@@ -14,7 +14,7 @@ from hardneg.core.errors import ArgumentError, NotFinite
 from hardneg.core.objectives import InfoNCE, reduce
 from hardneg.core.pairing import Pairing, checks
 from hardneg.core.scoring import dense
-from hardneg.kernels.plan import Plan
+from hardneg.kernels.plan import SweepPlan
 from hardneg.losses import contrastive
 from hardneg.negatives import Negatives
 from support.streamed import streamed
@@ -153,7 +153,7 @@ def test_a_positive_mask_is_checked_dense_and_streamed(mask):
 
 def planned(made, factor):
     ready = made.prepared()
-    return Plan(ready, (factor,), InfoNCE(), ready.positive_scores(), (4, 6))
+    return SweepPlan(ready, (factor,), InfoNCE(), ready.positive_scores(), (4, 6))
 
 
 def test_a_window_holds_the_columns_of_a_block_once():

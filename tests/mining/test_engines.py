@@ -28,7 +28,7 @@ from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegWa
 from hardneg.mining import job as module
 from hardneg.mining.engines.base import ClusterLost, PartDone, Work, WorkerLost
 from hardneg.mining.engines.local import Local
-from hardneg.mining.engines.parts import Part
+from hardneg.mining.engines.parts import JobPart
 from hardneg.mining.engines.ray import Ray
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
@@ -216,7 +216,7 @@ def test_the_share_of_each_part(of: int) -> None:
     ran: list[int] = []
     for number in range(of):
         with nullcontext() if number == of - 1 else pytest.raises(PartDone):
-            Part(number, of).map(Work(ran.append, range(7), lambda task: task in ran, lambda task: None))
+            JobPart(number, of).map(Work(ran.append, range(7), lambda task: task in ran, lambda task: None))
     assert sorted(ran) == list(range(7))
 
 

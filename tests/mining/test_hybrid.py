@@ -20,7 +20,7 @@ from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
 from hardneg.mining import Search
 from hardneg.mining.lexical import Lexical
 from hardneg.mining.problem import Side
-from hardneg.mining.runs import Run, read_run, split_name
+from hardneg.mining.runs import RankedRun, read_run, split_name
 
 Q, N = 12, 60
 
@@ -238,11 +238,11 @@ def test_a_run_is_ordered_by_score_and_by_rank_among_equals(tmp_path: Path) -> N
     with pytest.warns(
         HardnegWarning, match="no documents for 1 of 3 queries, and 1 of its 6 documents are not in the corpus"
     ):
-        found = Run("other", run, queries, corpus)
+        found = RankedRun("other", run, queries, corpus)
     assert found(torch.arange(3), 3).tolist() == [[1, 3, 7], [2, -1, -1], [-1, -1, -1]]
     assert found(torch.tensor([1]), 1).tolist() == [[2]]
     with pytest.raises(ArgumentError, match="of the run 'other' among those given, got none"):
-        Run("other", run, Side(["a"]), corpus)
+        RankedRun("other", run, Side(["a"]), corpus)
     assert split_name("splade=x/y.trec") == ("splade", "x/y.trec")
     assert split_name("x/y.bm25.trec") == ("y", "x/y.bm25.trec")
 

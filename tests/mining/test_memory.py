@@ -22,7 +22,7 @@ from hardneg.mining import checks
 from hardneg.mining import encode as encode_module
 from hardneg.mining import estimate as estimates
 from hardneg.mining.candidates import Finder
-from hardneg.mining.encode import Encoder, encoder_of_function
+from hardneg.mining.encode import KeyedEncoder, encoder_of_function
 from hardneg.mining.engine import Miner
 from hardneg.mining.estimate import estimate, piece_bytes
 from hardneg.mining.job import run
@@ -30,7 +30,7 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.pieces import Files
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
-from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
+from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
 from hardneg.search import exact
 
@@ -58,7 +58,7 @@ def test_little_memory_changes_nothing(text: str, draw: str) -> None:
     assert miner_of(text, few).finder.at_once(4) < 60
 
 
-def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambda stage: None) -> Iterator[Piece]:
+def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambda stage: None) -> Iterator[PieceArrays]:
     """What is chosen, stage by stage; ``after`` is called after each stage."""
     stages = Stages(miner, store)
 
@@ -161,9 +161,9 @@ def test_a_disk_without_room_for_embeddings_is_seen_after_the_first_piece(
 def guided_by(encode: Callable[[list[str]], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets this function be the guide, in the place of a model of sentence-transformers, which is not imported."""
 
-    def guide(options: Any) -> tuple[Encoder, Encoder]:
+    def guide(options: Any) -> tuple[KeyedEncoder, KeyedEncoder]:
         assert options.guide == "a model"
-        return (Encoder("guide", encode),) * 2
+        return (KeyedEncoder("guide", encode),) * 2
 
     monkeypatch.setattr(estimates, "load_guide", guide)
     monkeypatch.setattr(checks, "optional", lambda name, *rest, **more: None)

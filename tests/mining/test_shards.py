@@ -21,7 +21,7 @@ from hardneg.mining import Mined, Search
 from hardneg.mining.candidates import Finder
 from hardneg.mining.stages import _packed, _unpacked
 from hardneg.negatives import Negatives, keep
-from hardneg.search.exact import Documents
+from hardneg.search.exact import DocumentBlock
 
 Q, N, K = 23, 150, 7
 FACTORS = sorted(name for name, cls in hn.registered_negatives().items() if cls.__module__.startswith("hardneg."))
@@ -220,17 +220,17 @@ def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.Monkey
     corpus = torch.randn(900, 6, generator=random)
     corpus[450:] = corpus[:450]  # ties, in other shards
     queries, positives = corpus[:40] + 2.0 * torch.randn(40, 6, generator=random), torch.arange(40)
-    read, original = [], Documents.of.__func__  # type: ignore[attr-defined]
+    read, original = [], DocumentBlock.of.__func__  # type: ignore[attr-defined]
 
-    def of(cls: type[Documents], *args: Any, **more: Any) -> Documents:
+    def of(cls: type[DocumentBlock], *args: Any, **more: Any) -> DocumentBlock:
         read.append(args[2] - args[1])
-        return cast(Documents, original(cls, *args, **more))
+        return cast(DocumentBlock, original(cls, *args, **more))
 
     def mined() -> Mined:
         keys = hn.Keys(queries), hn.Keys(corpus)
         return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7, cosine=True))
 
-    monkeypatch.setattr(Documents, "of", classmethod(of))
+    monkeypatch.setattr(DocumentBlock, "of", classmethod(of))
     fast = mined()
     assert sum(read) == len(corpus)
     monkeypatch.setattr(Finder, "ceilings", lambda self: None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.types import NEVER
-from hardneg.search.exact import Documents, RunningNearest, pair_similarity
+from hardneg.search.exact import DocumentBlock, RunningNearest, pair_similarity
 from hardneg.search.nearest import Corpus, Nearest
 
 Pairs = tuple[Tensor, Tensor]
@@ -21,7 +21,7 @@ def search(
     rows = Corpus(corpus, corpus.device, block, queries.dtype, cosine)
     running = RunningNearest(rows, queries, size, excluded)
     for low, high in rows.blocks():
-        running.add(Documents.of(rows, low, high, bfloat16=bfloat16))
+        running.add(DocumentBlock.of(rows, low, high, bfloat16=bfloat16))
     return running.found()
 
 

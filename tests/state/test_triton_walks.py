@@ -11,7 +11,7 @@ import torch
 import hardneg.state.chain
 from hardneg.core.types import Scores, Tags
 from hardneg.state.chain import Chain, Walk
-from hardneg.state.metropolis import Batch, Memory
+from hardneg.state.metropolis import ChainBatch, ChainMemory
 from hardneg.state.triton import walks as triton_walks
 from support.kernel_inputs import DEVICE
 
@@ -96,10 +96,12 @@ def test_broken_scores_and_rows_without_candidates(monkeypatch: pytest.MonkeyPat
 
 def test_an_id_that_is_too_large_makes_nan_and_writes_nowhere() -> None:
     chain, scores = begun(1), make_scores(3, 20, torch.float32)
-    memory = Memory(chain.state[:8], chain.view[:8], chain.log_score[:8], chain.scored_at[:8], chain.seed, chain.step)
+    memory = ChainMemory(
+        chain.state[:8], chain.view[:8], chain.log_score[:8], chain.scored_at[:8], chain.seed, chain.step
+    )
     before, slots = copy.deepcopy(chain.state_dict()), torch.tensor([2, 9, 8], device=DEVICE)
     ids = scores.candidate_tags.ids
-    batch = Batch(scores.candidates, scores.valid, ids, torch.zeros_like(ids), slots)
+    batch = ChainBatch(scores.candidates, scores.valid, ids, torch.zeros_like(ids), slots)
     walked = triton_walks.walk(batch, memory, 12, 2, -1e30)
     triton_walks.remember(batch, memory, walked.end, NUM)
     assert walked.log_visits.isnan().all(1).tolist() == [False, True, True]

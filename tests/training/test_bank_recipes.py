@@ -26,7 +26,7 @@ from hardneg.training.data.inputs import joined
 from hardneg.training.data.text_pairs import TextPairs
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES
-from hardneg.training.recipes.cmc import CMC, aspects_of, lab_of
+from hardneg.training.recipes.cmc import CMCRecipe, aspects_of, lab_of
 from hardneg.training.recipes.instance import Instance
 from hardneg.training.recipes.local_aggregation import LocalAggregation
 from hardneg.training.recipes.negative_cache import NegativeCache
@@ -39,7 +39,7 @@ from support.training_runs import assert_same, everything, few_digits, interrupt
 SIZE, DIM, STEPS = 20, 8, 4
 IDS = torch.tensor([7, 2, 19, 11, 5, 0])
 MAKERS: dict[str, Any] = {
-    "instance": Instance, "cmc": CMC, "local-aggregation": LocalAggregation, "negative-cache": NegativeCache
+    "instance": Instance, "cmc": CMCRecipe, "local-aggregation": LocalAggregation, "negative-cache": NegativeCache
 }  # fmt: skip
 
 

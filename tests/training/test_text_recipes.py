@@ -32,7 +32,7 @@ from hardneg.training.export import load_encoder
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.clip import CLIP
-from hardneg.training.recipes.pairs import Pairs
+from hardneg.training.recipes.pairs import PairsRecipe
 from hardneg.training.recipes.quick_thoughts import QuickThoughts
 from hardneg.training.recipes.simcse import SimCSE
 from hardneg.training.runs import Run
@@ -52,7 +52,7 @@ MAKERS = {
 }  # fmt: skip
 """Of each recipe, and of a second kind of data behind a comma."""
 SUFFIX = {"simcse": "txt", "pairs": "jsonl", "clip": "npz", "quick-thoughts": "txt", "clip, images": "jsonl"}
-METHODS: dict[str, Any] = {"simcse": SimCSE, "pairs": Pairs, "clip": CLIP, "quick-thoughts": QuickThoughts}
+METHODS: dict[str, Any] = {"simcse": SimCSE, "pairs": PairsRecipe, "clip": CLIP, "quick-thoughts": QuickThoughts}
 IDS = torch.tensor([4, 5, 7, 1, 0, 9])
 
 

@@ -35,12 +35,12 @@ from hardneg.core.errors import ArgumentError, HardnegError, NoFile
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
 from hardneg.io.tables import column_names, read_vectors, suffix_of, vector_suffixes
-from hardneg.mining.inputs import Progress as Encoding
+from hardneg.mining.inputs import StageProgress as Encoding
 from hardneg.mining.inputs import quiet
 from hardneg.mining.judgements import numbered_both
 from hardneg.mining.problem import Side
 
-Progress = Callable[[int, int], None]
+AuditProgress = Callable[[int, int], None]
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def as_audit_errors() -> Iterator[None]:
         raise
 
 
-def audit_files(options: AuditOptions, progress: Progress | None = None, encoding: Encoding = quiet) -> Audit:
+def audit_files(options: AuditOptions, progress: AuditProgress | None = None, encoding: Encoding = quiet) -> Audit:
     """The audit of embeddings, of a run or of a mined file, whichever the input is.
 
     progress: called with (anchors done, anchors in all). encoding: as in mining, for texts that must be encoded.

@@ -122,11 +122,11 @@ def _check_names(names: Iterable[Any], path: str | Path, row: int) -> None:
             raise ArgumentError("audit", "ids or texts in a mined file", f"{name!r} in row {row} of {path}")
 
 
-Row = tuple[Any, Hashable, list[Any], list[Any]]
+MinedRow = tuple[Any, Hashable, list[Any], list[Any]]
 """An anchor, the key of a list of it, positives and negatives: rows of one key are one list."""
 
 
-def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path) -> Iterator[Row]:
+def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path) -> Iterator[MinedRow]:
     """Rows of an anchor, documents and their labels: each is a list, but pairs are one list together."""
     for number, (anchor, documents, labels) in enumerate(rows):
         marked = list(zip(documents, _numbers(labels, len(documents), path, number), strict=True))
@@ -135,7 +135,7 @@ def _labelled(rows: Iterable[tuple[Any, list[Any], list[Any]]], path: str | Path
         yield anchor, "pairs" if len(documents) == 1 else number, positives, negatives
 
 
-def _merged(rows: Iterable[Row], path: str | Path, wanted: int | None) -> Lists:
+def _merged(rows: Iterable[MinedRow], path: str | Path, wanted: int | None) -> Lists:
     """The positives and negatives of each anchor; a negative that several of its lists repeat counts once."""
     positives: dict[Any, dict[Any, None]] = {}
     lists: dict[Any, dict[Hashable, Counter[Any]]] = {}

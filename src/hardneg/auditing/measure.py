@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs, Compared
-from hardneg.auditing.result import Hub, Row
+from hardneg.auditing.result import Hub, RuleFigures
 from hardneg.auditing.rules import NamedRule
 from hardneg.core.diagnose import diagnose
 from hardneg.core.objectives import debiased, log_expect_exp
@@ -28,7 +28,7 @@ _sums = ("similarity", "false", "judged", "near", "effective", "attracted", "tem
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class AuditChunk:
     """Some anchors against all candidates, and what all rules share of them."""
 
     rows: Annotated[Tensor, "b"]
@@ -42,7 +42,7 @@ class Chunk:
     diagnosed: bool
 
     @classmethod
-    def of(cls, audited: AuditedPairs, met: Compared, temperature: float, diagnosed: bool = False) -> Chunk:
+    def of(cls, audited: AuditedPairs, met: Compared, temperature: float, diagnosed: bool = False) -> AuditChunk:
         rows, scores = met.rows, audited.scores(met, temperature)
         false = audited.known_false(rows, scores) if audited.judges else None
         similarity = scores.candidates * temperature
@@ -58,7 +58,7 @@ class Chunk:
 
 
 @dataclass
-class Tally:
+class RuleTally:
     """One rule over all chunks: a value for each anchor, and the mass of each item."""
 
     rule: NamedRule
@@ -69,7 +69,7 @@ class Tally:
     anchors: int = 0
     squares: float = 0.0
 
-    def add(self, chunk: Chunk, tau_plus: float) -> None:
+    def add(self, chunk: AuditChunk, tau_plus: float) -> None:
         scores = chunk.scores
         log_w = self.rule.log_weights(scores, chunk.rows)
         some = log_w.amax(-1) != NEVER
@@ -102,16 +102,16 @@ class Tally:
         # Small tensors, if kept, would lie between the large ones that come and go, and memory would grow with them.
         self.values[name].extend(value[where].double().tolist())
 
-    def _count_items(self, q: Tensor, chunk: Chunk) -> None:
+    def _count_items(self, q: Tensor, chunk: AuditChunk) -> None:
         self.mass += q.sum(0)
         self.reached |= (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
 
-    def row(self, audited: AuditedPairs, size: int) -> Row:
+    def row(self, audited: AuditedPairs, size: int) -> RuleFigures:
         similarity, false = self._mean("similarity", size), self._mean("false", size)
         judged = 1.0 if audited.all_judged else self._mean("judged", size)[0]
         if judged == 0.0:  # no negative of this rule is judged, so that nothing is known
             false = math.nan, math.nan
-        return Row(
+        return RuleFigures(
             self.rule.name,
             self.rule.kind,
             *similarity,

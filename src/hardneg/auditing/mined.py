@@ -25,7 +25,7 @@ from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
 from hardneg.mining.engines.ranks import Ranks
-from hardneg.mining.inputs import Progress as Encoding
+from hardneg.mining.inputs import StageProgress as Encoding
 from hardneg.mining.inputs import load_encoders, load_problem, quiet
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hardneg.auditing.result import Audit, Hub, Row
+from hardneg.auditing.result import Audit, Hub, RuleFigures
 from hardneg.auditing.sentences import lead, sentence_of
 from hardneg.auditing.terminal import ABSENT, COLUMNS, findings, number, percent, sampled, short, times, with_error
 from hardneg.pages.charts.histogram import Shares, histogram_chart
@@ -61,7 +61,7 @@ def _columns(audit: Audit) -> dict[str, Any]:
     return {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
 
 
-def _colour(row: Row) -> int:
+def _colour(row: RuleFigures) -> int:
     if row.kind in ("given", "mined"):
         return 7
     return next((i for i, name in enumerate(FAMILIES) if row.expression.startswith(name)), 6)

@@ -27,7 +27,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleFigures:
     """One rule. Means over anchors; NaN where a question has no answer, which is null in the JSON."""
 
     expression: str
@@ -171,7 +171,7 @@ class MinedFindings:
 class Audit:
     """How hard and how false the negatives of each rule are; ``to_dict``, ``table`` and ``write_html`` show it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RuleFigures, ...]
     suggestions: tuple[Suggestion, ...]
     num_anchors: int
     num_anchors_in_all: int
@@ -201,7 +201,7 @@ class Audit:
         """Whether every anchor was looked at; if not, figures are estimates from a sample."""
         return self.num_anchors == self.num_anchors_in_all
 
-    def row(self, expression: object) -> Row:
+    def row(self, expression: object) -> RuleFigures:
         """The row of an expression, given as a distribution or as any text that means the same."""
         wanted = str(expression)
         known = {row.expression: row for row in self.rows}
@@ -212,7 +212,7 @@ class Audit:
             raise ArgumentError("Audit.row", f"an expression among {list(known)}", f"expression={expression!r}")
         return known[wanted]
 
-    def frontier(self) -> tuple[Row, ...]:
+    def frontier(self) -> tuple[RuleFigures, ...]:
         """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""
         return tuple(sorted((row for row in self.rows if row.on_frontier), key=lambda row: row.similarity))
 
@@ -245,10 +245,10 @@ class Audit:
         return Path(path)
 
 
-def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
+def with_frontier(rows: Sequence[RuleFigures]) -> tuple[RuleFigures, ...]:
     """Marks the rules that no other beats: none has negatives at least as similar, at most as false, and one better."""
 
-    def beaten(place: int, row: Row) -> bool:
+    def beaten(place: int, row: RuleFigures) -> bool:
         """Of rules that do the same, the first one stands for all."""
         return any(
             other.similarity >= row.similarity
@@ -258,7 +258,7 @@ def with_frontier(rows: Sequence[Row]) -> tuple[Row, ...]:
             if other.is_rate and not other.reads_judge
         )
 
-    def placed(row: Row) -> bool:
+    def placed(row: RuleFigures) -> bool:
         known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
         return known and row.is_rate and not row.reads_judge
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hardneg.auditing.lists import Lists
-from hardneg.auditing.measure import Chunk
+from hardneg.auditing.measure import AuditChunk
 from hardneg.auditing.result import Counted, Sample, Similarities
 from hardneg.search.histogram import SimilarityCounts
 
@@ -21,7 +21,7 @@ class PairCounts(SimilarityCounts):
     def __init__(self) -> None:
         super().__init__(3, BINS)
 
-    def add_chunk(self, chunk: Chunk, temperature: float) -> None:
+    def add_chunk(self, chunk: AuditChunk, temperature: float) -> None:
         scores = chunk.scores
         valid = scores.valid.expand_as(chunk.similarity)
         false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)

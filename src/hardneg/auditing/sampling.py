@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
-from hardneg.auditing.measure import Chunk, Tally
-from hardneg.auditing.result import Audit, Row, Suggestion, with_frontier
+from hardneg.auditing.measure import AuditChunk, RuleTally
+from hardneg.auditing.result import Audit, RuleFigures, Suggestion, with_frontier
 from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
 from hardneg.auditing.samples import PairCounts
 from hardneg.auditing.settings import Settings
@@ -101,7 +101,7 @@ def _checked_rules(
 
 def _suggested(
     audited: AuditedPairs, rows: Tensor, settings: Settings, report: Callable[[int], None]
-) -> tuple[list[Suggestion], list[Row]]:
+) -> tuple[list[Suggestion], list[RuleFigures]]:
     assert settings.wanted_false_negatives is not None
     search = GridSearch(audited, settings.wanted_false_negatives, settings.temperature)
     for chunk in chunks(audited, rows, settings):
@@ -117,14 +117,14 @@ def sampled_anchors(audited: AuditedPairs, settings: Settings) -> Annotated[Tens
     return rows[order[: settings.num_anchors]].to(audited.anchors.device)
 
 
-def chunks(audited: AuditedPairs, rows: Tensor, settings: Settings) -> Iterator[Chunk]:
+def chunks(audited: AuditedPairs, rows: Tensor, settings: Settings) -> Iterator[AuditChunk]:
     """Anchors whose similarities are looked at together; candidates on disk are read once for as many as fit."""
     number = len(audited.candidates)
     size, seen = max(1, _chunk // number), 0
     for some in rows.split(max(size, _held(audited.candidates, settings.memory))):  # type: ignore[no-untyped-call]
         for met in audited.compared(some, settings.near_duplicate).split(size):
             first = seen < max(_least_diagnosed, _diagnosed // number)
-            yield Chunk.of(audited, met, settings.temperature, first)
+            yield AuditChunk.of(audited, met, settings.temperature, first)
             seen += len(met.rows)
 
 
@@ -139,7 +139,7 @@ def _held(candidates: Corpus, memory: float) -> int:
 class Measured:
     """The rows of the rules, similarities of all candidates and of the positives, and how many were diagnosed."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RuleFigures] = field(default_factory=list)
     random: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
     diagnosed: int = 0
@@ -154,7 +154,7 @@ def measured(
     report: Callable[[int], None] = lambda done: None,
 ) -> Measured:
     none = torch.zeros(len(audited.candidates), dtype=torch.float64, device=audited.anchors.device)
-    tallies = [Tally(rule, none.clone(), none.bool()) for rule in rules]
+    tallies = [RuleTally(rule, none.clone(), none.bool()) for rule in rules]
     found = Measured()
     for chunk in chunks(audited, rows, settings):
         for tally in tallies:
@@ -174,7 +174,7 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _misaligned(audited: AuditedPairs, rows: Sequence[Row], random: float) -> Iterator[str]:
+def _misaligned(audited: AuditedPairs, rows: Sequence[RuleFigures], random: float) -> Iterator[str]:
     """Positives, or negatives of a mined file, that are no closer than random ones; also as warnings."""
     found = _alignment(audited)
     if found is None:
@@ -208,7 +208,7 @@ def _source_of_positives(audited: AuditedPairs) -> str:
     return "none" if audited.pairs is None else "rows of the candidates"
 
 
-def _notes(audited: AuditedPairs, rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(audited: AuditedPairs, rows: Sequence[RuleFigures]) -> tuple[str, ...]:
     notes = []
     if not audited.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
@@ -228,7 +228,7 @@ def _notes(audited: AuditedPairs, rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _unknown(rows: Sequence[Row]) -> str:
+def _unknown(rows: Sequence[RuleFigures]) -> str:
     """What a partial judge leaves open, and what would answer it."""
     shares = [row.judged_share for row in rows if not math.isnan(row.judged_share)]
     most = max(shares, default=0.0)

@@ -6,7 +6,7 @@ import math
 
 from markupsafe import Markup
 
-from hardneg.auditing.result import Audit, Row
+from hardneg.auditing.result import Audit, RuleFigures
 from hardneg.auditing.terminal import count, false_and_judged, number, percent, times
 
 
@@ -32,7 +32,7 @@ def lead(audit: Audit) -> Markup:
     return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 
-def _middle(known: list[Row], even: Row | None, hardest: Row) -> str | Markup:
+def _middle(known: list[RuleFigures], even: RuleFigures | None, hardest: RuleFigures) -> str | Markup:
     """What the frontier offers without more false negatives than an even choice has."""
     if even is None:
         return ""
@@ -48,7 +48,7 @@ def _middle(known: list[Row], even: Row | None, hardest: Row) -> str | Markup:
     ).format(best.expression, number(best.similarity), percent(best.false_negatives))
 
 
-def sentence_of(row: Row, audit: Audit) -> Markup:
+def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
     """One rule in words."""
     name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
     if math.isnan(row.similarity):

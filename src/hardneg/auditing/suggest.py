@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
-from hardneg.auditing.measure import Chunk
-from hardneg.auditing.result import Row, Suggestion
+from hardneg.auditing.measure import AuditChunk
+from hardneg.auditing.result import RuleFigures, Suggestion
 from hardneg.auditing.rules import NamedRule
 from hardneg.core.types import NEVER
 from hardneg.negatives import parse
@@ -81,7 +81,7 @@ class GridSearch:
     temperature: float
     sums: dict[str, Annotated[Tensor, "3 g"]] = field(default_factory=dict)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: AuditChunk) -> None:
         window = SortedRows(chunk)
         for name, start, stop in _windows(window, chunk, self.audited.has_positives):
             self._keep(name, *window.means(start, stop), chunk.known)
@@ -109,7 +109,7 @@ class GridSearch:
 class SortedRows:
     """Candidates of each anchor from the closest to the farthest, with running counts of the false ones."""
 
-    def __init__(self, chunk: Chunk) -> None:
+    def __init__(self, chunk: AuditChunk) -> None:
         scores = chunk.scores
         hidden = scores.candidates.masked_fill(~scores.valid, NEVER)
         self.descending, order = hidden.sort(dim=1, descending=True, stable=True)
@@ -127,7 +127,7 @@ class SortedRows:
         return false, similarity
 
 
-def _may_be_false(chunk: Chunk) -> Annotated[Tensor, "b n"]:
+def _may_be_false(chunk: AuditChunk) -> Annotated[Tensor, "b n"]:
     assert chunk.false is not None
     return chunk.false if chunk.judged is None else chunk.false | ~chunk.judged
 
@@ -137,7 +137,7 @@ def _running(values: Tensor) -> Tensor:
     return torch.cat([total.new_zeros(len(total), 1), total], dim=1)
 
 
-def _windows(rows: SortedRows, chunk: Chunk, has_positives: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _windows(rows: SortedRows, chunk: AuditChunk, has_positives: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The grids of all families that are windows of the sorted rows: name, start and stop [b, g]."""
     scores, count = chunk.scores, rows.count[:, None]
     edges = (
@@ -162,7 +162,7 @@ def _pairs_of_fractions() -> list[tuple[int, int]]:
     return [(inner, outer) for inner in range(1, size) for outer in range(inner + 1, size)]
 
 
-def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
+def _tilted(chunk: AuditChunk, temperature: float) -> tuple[Tensor, Tensor]:
     """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the strongest."""
     valid, scores = chunk.scores.valid, chunk.scores.candidates
     above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
@@ -176,8 +176,8 @@ def _tilted(chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
 
 
 def suggestions(
-    search: GridSearch, measure: Callable[[list[NamedRule]], list[Row]]
-) -> tuple[list[Suggestion], list[Row]]:
+    search: GridSearch, measure: Callable[[list[NamedRule]], list[RuleFigures]]
+) -> tuple[list[Suggestion], list[RuleFigures]]:
     """The best member of every family, measured as the expression it is, and those rows."""
     found, rows = [], []
     grids = families(search.temperature, search.audited.has_positives)
@@ -212,7 +212,7 @@ def _none(family: Family, search: GridSearch) -> Suggestion:
     return Suggestion(family.name, None, math.nan, math.nan, math.nan, text, search.temperature)
 
 
-def _suggestion(family: Family, row: Row, search: GridSearch) -> Suggestion:
+def _suggestion(family: Family, row: RuleFigures, search: GridSearch) -> Suggestion:
     text = f"{family.best} with at most {100 * search.wanted:.4g} % false negatives."
     if family.ordered:
         names = [repr(parse(text)) for text in family.texts]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.auditing.result import Audit, MinedFindings, Row
+from hardneg.auditing.result import Audit, MinedFindings, RuleFigures
 from hardneg.io.terminal import Terminal
 
 ABSENT = "n/a"
@@ -32,7 +32,7 @@ def percent(value: float, digits: int = 2) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def false_share(row: Row) -> str:
+def false_share(row: RuleFigures) -> str:
     """The share of false negatives: a rate, a lower bound, or unknown."""
     if row.judged_share == 0.0:
         return "unknown"
@@ -42,12 +42,12 @@ def false_share(row: Row) -> str:
     return f"at least {share}" if row.false_negatives else "at least 0 %"
 
 
-def judged_share(row: Row) -> str:
+def judged_share(row: RuleFigures) -> str:
     """The share of negatives that are judged, where not all are."""
     return ABSENT if row.is_rate else percent(row.judged_share, 0)
 
 
-def false_and_judged(row: Row) -> str:
+def false_and_judged(row: RuleFigures) -> str:
     """Both in words: "at least 0 %, judged share 3 %"."""
     judged = judged_share(row)
     return false_share(row) if judged == ABSENT else f"{false_share(row)}, judged share {judged}"
@@ -64,7 +64,7 @@ def times(value: float) -> str:
     return ABSENT if math.isnan(value) else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
+COLUMNS: dict[str, Callable[[RuleFigures], str]] = {
     "similarity": lambda row: number(row.similarity),
     "false negatives": false_share,
     "judged share": judged_share,
@@ -132,7 +132,7 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
     table = Table(title=title, title_justify="left", padding=(0, 1))
     table.add_column("expression", width=first)
     room = width - first - 4
-    shown: list[Callable[[Row], str]] = []
+    shown: list[Callable[[RuleFigures], str]] = []
     left_out = []
     for name, cell in COLUMNS.items():
         cells = [cell(row) for row in audit.rows]

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.batching.plan import Nodes
 from hardneg.core.errors import ArgumentError, argument_error, check_range, warn_once
 
-Nodes = NDArray[np.int64]
 coverages = ("once", "free")
 
 
@@ -54,7 +54,7 @@ class Guard:
 
 
 @dataclass
-class Tally:
+class FillCounts:
     """What happened while batches were filled."""
 
     filled: int = 0  # drawn uniformly because the planner offered too few
@@ -72,7 +72,7 @@ class Filler:
     coverage: str
     guard: Guard | None
     order: Nodes  # a permutation drawn for the epoch: starts and fills follow it
-    tally: Tally = field(default_factory=Tally)
+    tally: FillCounts = field(default_factory=FillCounts)
     num_closed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Filler:
         return self.coverage == "once"
 
     def begin_segment(self) -> None:
-        self.tally, self.closed = Tally(), []
+        self.tally, self.closed = FillCounts(), []
 
     def replay(self, batch: Nodes) -> None:
         """A batch of this epoch that was planned before: its instances are taken."""

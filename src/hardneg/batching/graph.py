@@ -173,10 +173,10 @@ def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"
     return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
-Rows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]
+GraphRows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]
 
 
-def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> Rows:
+def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> GraphRows:
     """A random part of the nodes meets a random region of candidates, one that the processor's cache can hold.
 
     A pool of a random region is a random pool. Gathering the pools from all of a large data set instead would wait for
@@ -197,7 +197,7 @@ def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None)
 
 def _against_region(
     order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
-) -> Rows:
+) -> GraphRows:
     """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
     device = vectors.device
     block = min(_block, max(1, m // _pools_per_node))
@@ -224,7 +224,7 @@ def _rows(vectors: Tensor, index: Tensor) -> Tensor:
     return vectors.index_select(0, index.view(-1)).view(*index.shape, -1)
 
 
-def _nearest(vectors: Tensor, k: int, search: str) -> Rows:
+def _nearest(vectors: Tensor, k: int, search: str) -> GraphRows:
     """Each node's nearest among all others, by the search that mining has: exact, or through FAISS."""
     n = len(vectors)
     corpus = Corpus(vectors, vectors.device, n)
@@ -269,7 +269,7 @@ class _Pools:
         return torch.cat([rest, order[~is_rest], order[is_rest]])
 
 
-def _collected(rows: Rows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _collected(rows: GraphRows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """All rows, made where the vectors are and brought to the CPU at the end: a GPU is waited for once."""
     neighbours = torch.empty(len(vectors), k, dtype=torch.int32, device=vectors.device)
     similarities = torch.empty(len(vectors), k, dtype=vectors.dtype, device=vectors.device)

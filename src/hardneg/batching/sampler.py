@@ -23,7 +23,7 @@ from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
 from hardneg.batching.planners.proximity import Proximity
-from hardneg.batching.planners.uniform import Uniform
+from hardneg.batching.planners.uniform import UniformPlanner
 from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
 from hardneg.core.schedules import Number
 
@@ -226,7 +226,7 @@ class PlannedBatchSampler(BatchSampler):
 
     def _planner_for(self, epoch: int, data: Any = None) -> tuple[Planner, Any]:
         if epoch < self.warmup_epochs:
-            return Uniform(), self.num_instances
+            return UniformPlanner(), self.num_instances
         data = self.data if data is None else data
         if data is None and self.planner.needs != "nothing":
             if epoch > self.warmup_epochs:
@@ -235,7 +235,7 @@ class PlannedBatchSampler(BatchSampler):
                     f"{type(self).__name__} has no graph or vectors in epoch {epoch}, so its batches are uniform; "
                     "assign sampler.graph (or sampler.data), or raise warmup_epochs.",
                 )
-            return Uniform(), self.num_instances
+            return UniformPlanner(), self.num_instances
         return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
 
     def _slice(self, batch: Any) -> list[int]:

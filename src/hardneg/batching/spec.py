@@ -17,7 +17,7 @@ from hardneg.batching.planners import (
     Planner,
     Proximity,
     Strata,
-    Uniform,
+    UniformPlanner,
     falling,
 )
 from hardneg.batching.walks import kinds
@@ -52,7 +52,7 @@ paper_kinds = {"walk": "restart", "bfs": "breadth_first", "dfs": "depth_first"}
 
 def uniform() -> BatchSpec:
     """Every instance with every other, as usual."""
-    return BatchSpec(Uniform())
+    return BatchSpec(UniformPlanner())
 
 
 def proximity(

@@ -14,14 +14,14 @@ from hardneg.core.errors import Damaged
 from hardneg.io.files import write_atomically
 from hardneg.io.sealed import check_seal, sealing
 
-Kind = TypeVar("Kind")
+Stored = TypeVar("Stored")
 
 
 def save_arrays(path: str | Path, **arrays: Any) -> None:
     write_atomically(Path(path), sealing(lambda file: np.savez(file, **arrays)), "make room, then save again")
 
 
-def load_arrays(who: str, path: str | Path, make: Callable[[dict[str, Any]], Kind], fix: str) -> Kind:
+def load_arrays(who: str, path: str | Path, make: Callable[[dict[str, Any]], Stored], fix: str) -> Stored:
     """What ``make`` makes of the arrays; raises ``Damaged`` if the file is not what was saved."""
     check_seal(Path(path), who, fix)
     try:

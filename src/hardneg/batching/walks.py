@@ -22,13 +22,12 @@ from torch import Tensor
 
 from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, as_graph
+from hardneg.batching.plan import Nodes
 from hardneg.core.errors import argument_error, check_count, check_range
 from hardneg.search.draws import drawn_seed
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
 steps_by = ("uniform", "similarity")
-
-Nodes = NDArray[np.int64]
 
 
 def walk(

@@ -14,7 +14,7 @@ from hardneg.core.text import counted
 from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
 if TYPE_CHECKING:
-    from hardneg.mining.estimate import Estimate
+    from hardneg.mining.estimate import JobEstimate
     from hardneg.mining.explain import Explanation
     from hardneg.mining.job import Summary
 
@@ -127,7 +127,7 @@ def _read(counts: dict[str, int]) -> list[str]:
     return [*lines, f"irregular: {', '.join(odd)}"] if odd else lines
 
 
-def _print_estimate(cost: Estimate) -> None:
+def _print_estimate(cost: JobEstimate) -> None:
     for line in _read(cost.counts):
         typer.echo(line)
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")

@@ -26,7 +26,7 @@ from hardneg.training.boards import check_boards
 from hardneg.training.evaluation.measures import measure, measures_in
 from hardneg.training.trained import count_in, noun_in
 
-Results = list[list[dict[str, Any]]]
+ArmResults = list[list[dict[str, Any]]]
 """For every arm the figures of every seed."""
 
 
@@ -133,7 +133,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     return asdict(verdict) | {"standing": verdict.standing, "sentence": verdict.sentence()}
 
 
-def _cautions(arms: list[Arm], results: Results, out: Path) -> list[str]:
+def _cautions(arms: list[Arm], results: ArmResults, out: Path) -> list[str]:
     seeds = range(len(results[0]))
     shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
     lines = [f"All arms: {one}" for one in shared]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hardneg.core.errors import optional
 from hardneg.io.processes import python
-from hardneg.training.runs import Memory, Run
+from hardneg.training.runs import PeakMemory, Run
 
 FILLED = 0.9
 """The share of what was free that runs may take together."""
@@ -24,7 +24,7 @@ class NotBegun(RuntimeError):
 
 
 @dataclass
-class Place:
+class RunPlace:
     """Where runs go: the CPU, or a GPU by the name that CUDA_VISIBLE_DEVICES knows it by."""
 
     gpu: str | None = None
@@ -44,14 +44,14 @@ class Machine:
     jobs: int
     host: int
     """Bytes of memory that were free before any of these runs."""
-    places: list[Place]
+    places: list[RunPlace]
     under_way: list[Run] = field(default_factory=list)
-    largest: Memory = field(default_factory=lambda: Memory(0, 0))
+    largest: PeakMemory = field(default_factory=lambda: PeakMemory(0, 0))
     closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
-    def beside_others(self, run: Run) -> Iterator[Place]:
+    def beside_others(self, run: Run) -> Iterator[RunPlace]:
         """Waits until there is enough memory; the place is reserved until the run ends."""
         with self._changed:
             while (place := self._place()) is None:
@@ -70,7 +70,7 @@ class Machine:
     def learn(self, runs: Iterable[Run]) -> None:
         """Updates the largest memory use from those runs that have recorded theirs."""
         known = [memory for run in runs if (memory := run.memory())]
-        self.largest = Memory(*(max(sizes) for sizes in zip(self.largest, *known, strict=True)))
+        self.largest = PeakMemory(*(max(sizes) for sizes in zip(self.largest, *known, strict=True)))
 
     def shrink(self, begun_with: int) -> bool:
         """Allows fewer at once after a run, started with this ``jobs``, ran out of memory; False if it was 1."""
@@ -84,7 +84,7 @@ class Machine:
             self.closed = True
             self._changed.notify_all()
 
-    def _place(self) -> Place | None:
+    def _place(self) -> RunPlace | None:
         if self.closed:
             raise NotBegun("the comparison has ended")
         place = min(self.places, key=lambda one: one.running)
@@ -99,7 +99,7 @@ class Machine:
 
 def this_machine(jobs: int, *, on_gpu: bool) -> Machine:
     """This machine and what it has free now."""
-    return Machine(jobs, free_memory(), _gpus() if on_gpu else [Place()])
+    return Machine(jobs, free_memory(), _gpus() if on_gpu else [RunPlace()])
 
 
 def free_memory() -> int:
@@ -128,7 +128,7 @@ def num_cores() -> int:
     return min(have, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else have
 
 
-def _gpus() -> list[Place]:
+def _gpus() -> list[RunPlace]:
     """Queried in a separate process, since CUDA keeps some memory in the process that queries it."""
     query = "import torch; print(*(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())))"
     answer = subprocess.run(python("-c", query), capture_output=True, text=True)
@@ -137,7 +137,7 @@ def _gpus() -> list[Place]:
         raise OSError(f"compare needs GPUs that say what they have free, got {why!r}; use --option device=cpu.")
     free_sizes = answer.stdout.split()
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(free_sizes))))
-    return [Place(name.strip(), int(free)) for name, free in zip(names.split(","), free_sizes, strict=False)]
+    return [RunPlace(name.strip(), int(free)) for name, free in zip(names.split(","), free_sizes, strict=False)]
 
 
 class ChildPipes:

@@ -47,7 +47,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean, its standard error and the degrees of freedom of that."""
 
     value: float
@@ -81,7 +81,7 @@ def _per_item(result: Mapping[str, Any], metric: str, number: int) -> NDArray[An
     return unpack_numbers((result.get("scores") or {}).get(metric), number) if right is None else right
 
 
-def mean_of(arm: Outcomes) -> Estimate | None:
+def mean_of(arm: Outcomes) -> MeanEstimate | None:
     """The accuracy of an arm; None with too few seeds."""
     if len(arm.accuracies) < LEAST_SEEDS:
         return None
@@ -90,7 +90,7 @@ def mean_of(arm: Outcomes) -> Estimate | None:
     return _estimate(arm, float(arm.accuracies.mean()), training, len(arm.accuracies) - 1.0, items, rest)
 
 
-def difference_of(arm: Outcomes, against: Outcomes) -> Estimate | None:
+def difference_of(arm: Outcomes, against: Outcomes) -> MeanEstimate | None:
     """The accuracy of an arm less that of another with the same seeds and test items; None with too few seeds."""
     seeds = len(arm.accuracies)
     if seeds < LEAST_SEEDS:
@@ -125,14 +125,14 @@ def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple
 
 def _estimate(
     arm: Outcomes, value: float, training: float, freedom: float, items: float, rest: float
-) -> Estimate | None:
+) -> MeanEstimate | None:
     seeds, number = len(arm.accuracies), arm.num_test
     if not number:
         return None
     of_items = items / number
     variance = max(training, rest / number) / seeds + of_items  # runs differ at least by the rest
     uncertain = (training / seeds) ** 2 / freedom + of_items**2 / max(1, number - 1)
-    return Estimate(value, sqrt(variance), variance**2 / uncertain if uncertain > 0.0 else inf)
+    return MeanEstimate(value, sqrt(variance), variance**2 / uncertain if uncertain > 0.0 else inf)
 
 
 @cache

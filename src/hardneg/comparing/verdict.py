@@ -14,12 +14,12 @@ from hardneg.comparing.statistics import LEAST_SEEDS, Outcomes, difference_of, m
 BUT = ", before the gradient through its weights is counted"
 """A tilt repels like a lower temperature exactly where its weights carry no gradient: Tilt(..., detach=True)."""
 
-Results = Sequence[Mapping[str, Any]]
+RunResults = Sequence[Mapping[str, Any]]
 """The figures of every seed of an arm."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ArmRow:
     """One arm's line of the table."""
 
     arm: str
@@ -39,15 +39,15 @@ class Row:
     collapsed: int = 0  # how many of its runs
 
 
-def rows_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Row]:
+def rows_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[ArmRow]:
     """The table: for each arm the results of all seeds, held against those of the first arm."""
-    rows: list[Row] = []
+    rows: list[ArmRow] = []
     first = outcomes_of(results[0], metric)
     for arm, of_arm in zip(arms, results, strict=True):
         outcomes = outcomes_of(of_arm, metric)
         mean, against = mean_of(outcomes), difference_of(outcomes, first) if rows else None
         rows.append(
-            Row(
+            ArmRow(
                 arm=arm.text,
                 values=outcomes.accuracies.tolist(),
                 mean=float(outcomes.accuracies.mean()),
@@ -68,7 +68,7 @@ def rows_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Ro
     return rows
 
 
-def _mean_of_last(results: Results, name: str) -> float:
+def _mean_of_last(results: RunResults, name: str) -> float:
     found = [result.get("final", {}).get(name) for result in results]
     return float(np.mean([np.nan if value is None else value for value in found]))
 
@@ -129,7 +129,7 @@ class Verdict:
         return f"not beyond noise ({interval}; with {known}, less than {seen:.2f} points is not found reliably)"
 
 
-def verdicts_of(arms: list[Arm], results: Sequence[Results], metric: str) -> list[Verdict]:
+def verdicts_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[Verdict]:
     """Every arm against the first, those that see labels among themselves, and tilts against their temperature."""
     outcomes = [outcomes_of(of_arm, metric) for of_arm in results]
     return [_verdict(arms, outcomes, *pair) for pair in _pairs(arms)]

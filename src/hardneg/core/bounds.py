@@ -212,7 +212,7 @@ class Factor(Protocol):
     def looks_around(self) -> bool: ...
 
 
-class Rows(Protocol):
+class RowBlock(Protocol):
     """One block of anchors: its tiles, the same at each call, in the order of their columns."""
 
     def tiles(self) -> Iterable[TileAndMask]: ...
@@ -307,7 +307,7 @@ def left_by(factors: Sequence[Factor], bounds: Sequence[Bounds]) -> Left:
     return lambda tile, valid: valid & (weigh(factors, tile, bounds) != NEVER) if factors else valid
 
 
-def reduce_rows(declared: Mapping[str, Bound], rows: Rows, left: Left) -> dict[str, State]:
+def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Left) -> dict[str, State]:
     """The merged states of a factor's bounds over the tiles of one block of rows."""
     states: dict[str, State] = {}
     for over in ("candidates", "positives"):

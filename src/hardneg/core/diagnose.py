@@ -12,9 +12,7 @@ import hardneg.core.objectives.base as base
 from hardneg.core.objectives.base import corrects
 from hardneg.core.objectives.info_nce import debiased
 from hardneg.core.statistics import log_expect_exp
-from hardneg.core.types import NEVER, LogWeights, Scores, with_support
-
-PerAnchor = Annotated[Tensor, "b"]
+from hardneg.core.types import NEVER, LogWeights, PerAnchor, Scores, with_support
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,14 @@ a statistic is a plain sum over all pairs, so its gradient by a tile is that of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hardneg.core.bounds import Value
 from hardneg.core.private_apis import is_plain
 from hardneg.core.tensors import LogSumExp
 from hardneg.core.tiles import NEVER, Tile
@@ -22,7 +23,6 @@ from hardneg.core.types import LogWeights, Scores, with_support
 
 PerRow = Annotated[Tensor, "b 1"]
 PerBlock = Annotated[Tensor, "b k"]
-Value = Callable[[Tile], Tensor]
 Cotangents = tuple[Tensor | None, Tensor | None]
 """The gradients by the value and by the log-weight of each pair of a tile; None for none."""
 

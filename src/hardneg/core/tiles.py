@@ -19,7 +19,7 @@ from hardneg.core.errors import ArgumentError, argument_error
 NEVER = float("-inf")
 """The log-weight of a candidate that is not a negative."""
 
-Pairs = Annotated[Tensor, "b n"]
+PairMatrix = Annotated[Tensor, "b n"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,14 @@ class Tile:
     ties. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
     """
 
-    s: Pairs
+    s: PairMatrix
     temperature: float | Tensor
     anchor_tags: Tags
     candidate_tags: Tags
     column: Annotated[Tensor, "n"]
     source: Tensor | str = "pool"  # one name, or an index into source_names for each column
     source_names: tuple[str, ...] = ()
-    guide: Pairs | None = None  # plain similarities under another model
+    guide: PairMatrix | None = None  # plain similarities under another model
     ids_given: bool = True
     bound: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Tile:
         return Tile(**{name: getattr(self, name) for name in _pairs_of_tile}, bound=bound)
 
     @property
-    def similarity(self) -> Pairs:
+    def similarity(self) -> PairMatrix:
         """Without the temperature: the cosine, for unit vectors."""
         return self.s * self.temperature
 
@@ -71,7 +71,7 @@ class Tile:
         scaled: Tensor = self.s.new_ones(()) * similarity / self.temperature
         return scaled
 
-    def read(self, by: str, who: str) -> tuple[Pairs, Tensor]:
+    def read(self, by: str, who: str) -> tuple[PairMatrix, Tensor]:
         """The similarities to judge by, and what a similarity of 1 is on their scale.
 
         ``"score"``: the scores. ``"guide"``: the plain similarities of another model, which carry no gradient.
@@ -80,21 +80,21 @@ class Tile:
             return self.s, self.tempered(1.0)
         return self.guided(who), self.s.new_ones(())
 
-    def score(self, by: str, who: str) -> Pairs:
+    def score(self, by: str, who: str) -> PairMatrix:
         """Similarity / temperature under the model to judge by."""
         return self.s if by == "score" else self.tempered(self.guided(who))
 
-    def guided(self, who: str) -> Pairs:
+    def guided(self, who: str) -> PairMatrix:
         if self.guide is None:
             fix = "pass guide=... to the loss or to hn.mine; scores of your own have scores.guided(...)"
             raise ArgumentError(who, "a second model's similarities", "by='guide' and none", fix)
         return self.guide
 
-    def keep(self, mask: Tensor) -> Pairs:
+    def keep(self, mask: Tensor) -> PairMatrix:
         """Log-weight 0 inside the mask, NEVER outside."""
         return torch.where(mask, self.s.new_zeros(()), NEVER)
 
-    def constant(self, value: float = 0.0) -> Pairs:
+    def constant(self, value: float = 0.0) -> PairMatrix:
         return self.s.new_full((), value).expand(self.s.shape)
 
     def pair(self, name: str, who: str) -> tuple[Tensor, Tensor]:

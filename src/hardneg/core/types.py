@@ -31,6 +31,8 @@ from hardneg.core.tiles import other_id as other_id
 
 Names = NDArray[np.object_]
 Given = Tensor | NDArray[Any] | Sequence[Any] | None
+PerAnchor = Annotated[Tensor, "b"]
+View = Annotated[Tensor, "b d"]
 LogWeights = Annotated[Tensor, "b n"]
 PairLosses = Annotated[Tensor, "b p"]
 

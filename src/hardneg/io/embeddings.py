@@ -16,7 +16,7 @@ from hardneg.core.errors import ArgumentError, NotFinite, argument_error
 from hardneg.io.arrays import Array, names_in_npz, plain_labels, read_arrays
 from hardneg.io.sealed import check_seal
 
-Features = Annotated[Tensor, "n d"]
+EmbeddingRows = Annotated[Tensor, "n d"]
 Labels = Annotated[Tensor, "n"]
 
 AGAIN = "make it again: delete result.json of the run and train again with --resume"
@@ -31,7 +31,7 @@ def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
     np.savez(path, **{name: _as_array(part) for name, part in parts.items()})  # type: ignore[arg-type]
 
 
-def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
+def load_evaluated(path: Path) -> tuple[EmbeddingRows, Labels | None]:
     """The test split of a saved file, with its labels if there are any; the file may have no train split."""
     if not path.is_file() or "train_x" in names_in_npz("load_embeddings", path):
         return load_embeddings(path)[2:]
@@ -42,12 +42,12 @@ def load_evaluated(path: Path) -> tuple[Features, Labels | None]:
     return _as_features(found["test_x"]), None if labels is None else torch.from_numpy(labels)
 
 
-def load_embeddings(path: str | Path) -> tuple[Features, Labels, Features, Labels]:
+def load_embeddings(path: str | Path) -> tuple[EmbeddingRows, Labels, EmbeddingRows, Labels]:
     """The four arrays of a saved .npz file, checked; labels that are text become their numbers in the alphabet."""
     return read_embeddings(Path(path))[0]
 
 
-def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Labels], list[str]]:
+def read_embeddings(path: Path) -> tuple[tuple[EmbeddingRows, Labels, EmbeddingRows, Labels], list[str]]:
     """The split, and the names of its classes where its labels are text."""
     who = "load_embeddings"
     if path.is_file():
@@ -67,7 +67,7 @@ def read_embeddings(path: Path) -> tuple[tuple[Features, Labels, Features, Label
     return split, classes
 
 
-def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: Labels) -> None:
+def check_split(train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, test_y: Labels) -> None:
     """Raises unless both splits are finite features of one width with a label per row, of two classes or more."""
     for name, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if x.ndim != 2 or not len(x) or y.shape != x.shape[:1] or y.is_floating_point():
@@ -82,7 +82,7 @@ def check_split(train_x: Features, train_y: Labels, test_x: Features, test_y: La
         raise ArgumentError("Evaluation", "at least two classes in train_y", f"one: every label is {int(train_y[0])}")
 
 
-def _as_features(array: Array) -> Features:
+def _as_features(array: Array) -> EmbeddingRows:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 

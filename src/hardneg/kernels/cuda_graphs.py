@@ -26,12 +26,12 @@ DEVICES = ("cuda",)
 BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Outputs = list[tuple[Tensor, Tensor]]
 """What is differentiated, each with the gradient by it."""
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
-Shape = tuple[int, ...]
+TileShape = tuple[int, ...]
 _refused_kinds: set[Kinds] = set()
 
 
@@ -44,7 +44,7 @@ class Runner:
 
     def __init__(self, device: torch.device, holders: Sequence[Any]) -> None:
         self.device, self.kinds = device.type, tuple(type(holder) for holder in holders)
-        self._checked: set[tuple[Callable[..., Any], Shape]] = set()
+        self._checked: set[tuple[Callable[..., Any], TileShape]] = set()
 
     @property
     def compiles(self) -> bool:
@@ -54,7 +54,7 @@ class Runner:
     def block(self) -> int | None:
         return BLOCK if self.device in DEVICES else None
 
-    def __call__(self, function: Callable[..., Found], shape: Shape, *args: Any) -> Found:
+    def __call__(self, function: Callable[..., Result], shape: TileShape, *args: Any) -> Result:
         """The function of these arguments, whose shapes are those of a tile of this shape."""
         if not self.compiles:
             return function(*args)
@@ -77,7 +77,7 @@ class Runner:
 
 
 @lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], kinds: Kinds, shape: Shape) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], kinds: Kinds, shape: TileShape) -> Callable[..., Any]:
     """Compile once for every shape and for every kind of distribution and objective."""
     name = "_".join([getattr(function, "__name__", ""), *(kind.__name__ for kind in kinds), *map(str, shape)])
     return compiled_copy(function, name, fullgraph=True, backend=BACKEND)

@@ -15,7 +15,7 @@ from hardneg.core.pairing import MaskedTile, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.kernels.cuda_graphs import Outputs, pull_back
-from hardneg.kernels.plan import ComparedTile, Functions, Leaf, Plan, Pointwise
+from hardneg.kernels.plan import ComparedTile, Functions, Leaf, Pointwise, SweepPlan
 from hardneg.kernels.sweep import At, Grads, RowCollector, Sweep, rows_of
 
 
@@ -49,14 +49,14 @@ def statistics_of(objective: Objective) -> dict[str, Statistic]:
     return {"support": Support(), **objective.statistics()}
 
 
-class RowStatistics(Sweep):
+class RowStatisticsPass(Sweep):
     """The statistics of all rows, [b, 1] each. The last of the leaves are the scores of the anchors' own positives."""
 
     sums: Sums
     known: Tensor
     """The sums and the gradients by the statistics, side by side."""
 
-    def __init__(self, plan: Plan, leaves: Sequence[Leaf], bounds: list[Bounds]) -> None:
+    def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf], bounds: list[Bounds]) -> None:
         super().__init__(plan, leaves)
         self.bounds = bounds
 
@@ -220,7 +220,7 @@ class PromotedPairs(Sweep):
     The last of the leaves are the statistics of these names.
     """
 
-    def __init__(self, plan: Plan, leaves: Sequence[Leaf], names: tuple[str, ...]) -> None:
+    def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf], names: tuple[str, ...]) -> None:
         super().__init__(plan, leaves)
         self.names = names
 
@@ -284,7 +284,7 @@ class LargestValue(Sweep):
 
     share: Tensor
 
-    def __init__(self, plan: Plan, leaves: Sequence[Leaf], bounds: list[Bounds], place: tuple[int, str]) -> None:
+    def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf], bounds: list[Bounds], place: tuple[int, str]) -> None:
         super().__init__(plan, leaves)
         self.bounds, (self.place, self.name) = bounds, place
         self.over = plan.factors[self.place].bounds()[self.name].over

@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg.core.bounds import Bounds, TileAndMask
 from hardneg.core.objectives.base import Objective
 from hardneg.core.pairing import Cut, MaskedTile, Pairing, Rows, TileContext, number_of, of_rows
-from hardneg.kernels.cuda_graphs import Runner, Shape, over_blocks
+from hardneg.kernels.cuda_graphs import Runner, TileShape, over_blocks
 from hardneg.kernels.products import Products
 from hardneg.negatives.base import Negatives
 
@@ -60,7 +60,7 @@ def with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
     return [(i, name) for i, factor in enumerate(factors) for name, bound in factor.bounds().items() if bound.grad]
 
 
-class Plan:
+class SweepPlan:
     """What a prepared pairing, with the scores of its own positives, is swept by, and in which tiles.
 
     It holds the vectors of the pairing as they are multiplied, and no others.
@@ -116,7 +116,7 @@ class Plan:
         """
         over_blocks(step, self.rows_alone if alone else self.rows, lambda: self.runner.compiles)
 
-    def shape(self, rows: Rows, cut: Cut) -> Shape:
+    def shape(self, rows: Rows, cut: Cut) -> TileShape:
         """Of a tile; pools have tags of other shapes."""
         return number_of(rows), cut.high - cut.low, cut.pool
 
@@ -128,8 +128,8 @@ class Plan:
         """The own positives of all anchors, and which of them are real."""
         return self.pairing.positive_tile(slice(0, len(self.pairing)), own, temperature)
 
-    def blocks(self) -> list[Block]:
-        return [Block(self, rows) for rows in self.rows]
+    def blocks(self) -> list[PlannedRows]:
+        return [PlannedRows(self, rows) for rows in self.rows]
 
 
 def _with_short_ids(pairing: Pairing, given: Pairing) -> Pairing:
@@ -141,10 +141,10 @@ def _with_short_ids(pairing: Pairing, given: Pairing) -> Pairing:
 
 
 @dataclass(eq=False)
-class Block:
+class PlannedRows:
     """Some anchors, for the sweep of the bounds."""
 
-    plan: Plan
+    plan: SweepPlan
     rows: Rows
 
     def masked(self) -> Iterator[MaskedTile]:

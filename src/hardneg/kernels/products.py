@@ -19,7 +19,7 @@ TENSOR_CORES = ("cuda",)
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Factor(NamedTuple):
+class Multiplicand(NamedTuple):
     """The vectors of the anchors or of a pool as they are multiplied."""
 
     vectors: Tensor
@@ -107,13 +107,13 @@ def narrows(vectors: Tensor) -> bool:
     return vectors.device.type in TENSOR_CORES and vectors.dtype in HALF
 
 
-def _factor(vectors: Tensor, half: bool) -> Factor:
+def _factor(vectors: Tensor, half: bool) -> Multiplicand:
     if not half or vectors.ndim == 3:
-        return Factor(vectors, None, vectors)
+        return Multiplicand(vectors, None, vectors)
     norms = vectors.norm(dim=-1)
     largest = torch.where(norms.isfinite() & (norms > 0), norms, 0.0).amax() if len(norms) else norms.new_zeros(())
     largest = torch.where(largest > 0, largest, 1.0)
-    return Factor((vectors / largest).half(), largest, vectors.bfloat16())
+    return Multiplicand((vectors / largest).half(), largest, vectors.bfloat16())
 
 
 def _product_of(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -32,7 +32,16 @@ from hardneg.core.bounds import (
 from hardneg.core.pairing import Cut, Pairing, Rows, number_of, of_rows
 from hardneg.core.tensors import first_derivative_only
 from hardneg.core.tiles import NEVER
-from hardneg.kernels.plan import Block, ComparedTile, Functions, Leaf, Plan, similarity_of, tempered, with_gradient
+from hardneg.kernels.plan import (
+    ComparedTile,
+    Functions,
+    Leaf,
+    PlannedRows,
+    SweepPlan,
+    similarity_of,
+    tempered,
+    with_gradient,
+)
 from hardneg.kernels.products import add_rows
 
 Grads = Sequence[Tensor]
@@ -50,7 +59,7 @@ class At(NamedTuple):
 class Sweep(ABC):
     """What a sweep sums over the tiles of a plan, and what it hands back to them."""
 
-    def __init__(self, plan: Plan, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf]) -> None:
         self.plan, self.per_anchor = plan, [leaf.per_anchor for leaf in leaves]
 
     @abstractmethod
@@ -138,18 +147,18 @@ class _Totals:
                 add_rows(total, rows if per_anchor else slice(None), gradient)
 
 
-Found = TypeVar("Found")
+Collected = TypeVar("Collected")
 
 
-class RowCollector(Generic[Found]):
+class RowCollector(Generic[Collected]):
     """Of so many rows."""
 
-    value: Found
+    value: Collected
 
     def __init__(self, number: int) -> None:
         self.number, self.filled = number, False
 
-    def put(self, rows: Rows, found: Found) -> None:
+    def put(self, rows: Rows, found: Collected) -> None:
         """The tensors of all rows are made at the first block, unless that has all rows."""
         if number_of(rows) == self.number:
             self.value = found
@@ -165,9 +174,9 @@ class RowCollector(Generic[Found]):
         self.value = _changed(written, self.value, found)
 
 
-def rows_of(value: Found, rows: Rows) -> Found:
+def rows_of(value: Collected, rows: Rows) -> Collected:
     """These rows of it."""
-    cut: Found = _changed(lambda whole: whole[rows], value)
+    cut: Collected = _changed(lambda whole: whole[rows], value)
     return cut
 
 
@@ -183,7 +192,7 @@ def _changed(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
     return value
 
 
-def bounds_of(plan: Plan) -> list[Bounds]:
+def bounds_of(plan: SweepPlan) -> list[Bounds]:
     """The bounds of every factor, of all rows.
 
     One through which a gradient flows is found as it is used by its gradient, not compiled: to the same bits.
@@ -198,7 +207,7 @@ def bounds_of(plan: Plan) -> list[Bounds]:
     return found.value
 
 
-def _in_graphs(plan: Plan) -> list[Bounds]:
+def _in_graphs(plan: SweepPlan) -> list[Bounds]:
     """As ``find_bounds``: one pass for each factor that has bounds."""
     found: list[Bounds] = []
     for i, factor in enumerate(plan.factors):
@@ -212,17 +221,19 @@ def _in_graphs(plan: Plan) -> list[Bounds]:
 
 
 @torch.no_grad()
-def _put_bounds(plan: Plan, i: int, before: list[Bounds], whole: RowCollector[Bounds], rows: Rows) -> None:
-    reducer, block = _Compiled(plan), Block(plan, rows)
+def _put_bounds(plan: SweepPlan, i: int, before: list[Bounds], whole: RowCollector[Bounds], rows: Rows) -> None:
+    reducer, block = _Compiled(plan), PlannedRows(plan, rows)
     states = reducer.states(plan.factors, i, block, rows_of(before, rows))
     whole.put(rows, reducer.finish(plan.factors[i].bounds(), states, block))
 
 
 @dataclass
 class _Compiled(Reducer):
-    plan: Plan
+    plan: SweepPlan
 
-    def states(self, factors: Sequence[Factor], i: int, rows: Block, before: Sequence[Bounds]) -> dict[str, State]:
+    def states(
+        self, factors: Sequence[Factor], i: int, rows: PlannedRows, before: Sequence[Bounds]
+    ) -> dict[str, State]:
         plan, declared = self.plan, factors[i].bounds()
         positives = {name: bound for name, bound in declared.items() if bound.over == "positives"}
         states = reduce_rows(positives, rows, left_by((), ()))
@@ -237,7 +248,7 @@ class _Compiled(Reducer):
                 states[name] = declared[name].merge(states[name], state) if name in states else state
         return states
 
-    def finish(self, declared: Mapping[str, Bound], states: Mapping[str, State], rows: Block) -> Bounds:
+    def finish(self, declared: Mapping[str, Bound], states: Mapping[str, State], rows: PlannedRows) -> Bounds:
         found = dict(finish({name: each for name, each in declared.items() if not isinstance(each, Window)}, states))
         for name, bound in declared.items():
             if isinstance(bound, Window):
@@ -251,7 +262,9 @@ class _Compiled(Reducer):
 
         return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)
 
-    def _window(self, bound: Window, state: State, earlier: Bounds, rows: Block) -> tuple[Edge | None, Edge | None]:
+    def _window(
+        self, bound: Window, state: State, earlier: Bounds, rows: PlannedRows
+    ) -> tuple[Edge | None, Edge | None]:
         value, column = state
         from hardneg.kernels.triton.edges import edges, serves
 

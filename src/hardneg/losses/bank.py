@@ -26,12 +26,10 @@ from hardneg.core.pairing import not_infinite
 from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS
 from hardneg.core.scoring import score
 from hardneg.core.tensors import widened
-from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, other_id
+from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, View, other_id
 from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count
-
-Views = Annotated[Tensor, "b d"]
 
 _few = 16  # times as many entries as draws
 _most_gathered = 1 << 22  # numbers that are gathered at a time
@@ -113,7 +111,7 @@ class BankContrast(nn.Module):
         self.objective, self.epsilon = objective, epsilon
         self.running_z = RunningZ(num_instances, z_momentum)
 
-    def forward(self, z: Views, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+    def forward(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
         """``draws`` are ids, if not to be drawn from the bank's seed and step; own ids among them are left out."""
         scores = self._scores(z, ids, bank, bank.draw_ids(ids, self.num_draws) if draws is None else draws)
         log_w = Uniform().log_weights(scores)
@@ -124,7 +122,7 @@ class BankContrast(nn.Module):
         )
         return reduce(losses, scores)
 
-    def _scores(self, z: Views, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
+    def _scores(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
         own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
         assert own.ids is not None
         known = (own.ids >= 0)[:, None]
@@ -145,7 +143,7 @@ class BankContrast(nn.Module):
         return f"num_draws={self.num_draws}, temperature={self.temperature}, objective={self.objective!r}"
 
 
-def drawn_products(z: Views, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+def drawn_products(z: View, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
     """Products of each row with the entries of its ids, 0 for a negative id; no more is held than the bank takes.
 
     What is held is a copy, since a bank may be pushed to before the backward pass. Of few entries all products are
@@ -165,7 +163,7 @@ def drawn_products(z: Views, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annot
     return found.masked_fill(ids < 0, 0.0)
 
 
-def _gathered_products(z: Views, entries: Tensor, places: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
+def _gathered_products(z: View, entries: Tensor, places: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
     return torch.bmm(entries[places].to(z.dtype), z[:, :, None]).squeeze(2)
 
 
@@ -194,7 +192,7 @@ class InstanceDiscrimination(nn.Module):
         self.bank = Bank(num_instances, dim, momentum)
         self.contrast = BankContrast(num_instances, num_draws, temperature, objective, **options)
 
-    def forward(self, z: Views, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+    def forward(self, z: View, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
         loss: Tensor = self.contrast(z, ids, self.bank, draws)
         if self.training:
             self.bank.push(Keys(z, ids))
@@ -220,7 +218,7 @@ class CMC(nn.Module):
             [BankContrast(num_instances, num_draws, temperature, objective, **options) for _ in range(2)]
         )
 
-    def forward(self, z1: Views, z2: Views, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+    def forward(self, z1: View, z2: View, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
         first, second = self.banks
         loss: Tensor = self.contrasts[0](z1, ids, second, draws) + self.contrasts[1](z2, ids, first, draws)
         if self.training:

@@ -18,15 +18,14 @@ from hardneg.core.errors import ArgumentError, argument_error, check_among
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import cross_views, score, two_views
 from hardneg.core.tensors import outside_graphs
-from hardneg.core.types import NEVER, Keys, LogWeights, Scores
+from hardneg.core.types import NEVER, Keys, LogWeights, Scores, View
 from hardneg.core.views import Pools
 from hardneg.negatives import Negatives, Uniform
 from hardneg.state.chain import Chain, Walk
 from hardneg.state.partition import Partition
 from hardneg.state.pools import Bank
 
-Views = Annotated[Tensor, "b d"]
-Encode = Callable[[Annotated[Tensor, "k"], Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
+EncodeViews = Callable[[Annotated[Tensor, "k"], Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
 """(ids, views) -> vectors of these items at the current parameters."""
 
 
@@ -68,11 +67,11 @@ class SogCLR(nn.Module):
 
     def forward(
         self,
-        z1: Views,
-        z2: Views,
+        z1: View,
+        z2: View,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
-        encode: Encode | None = None,
+        encode: EncodeViews | None = None,
     ) -> Tensor:
         if self.views == "cross":
             both = [_relative(cross_views(*pair, self.temperature, ids, labels)) for pair in ((z1, z2), (z2, z1))]
@@ -161,7 +160,12 @@ class EMC2(nn.Module):
         self.last = {}
 
     def forward(
-        self, z1: Views, z2: Views, ids: Tensor | None = None, pool: Pools | None = None, encode: Encode | None = None
+        self,
+        z1: View,
+        z2: View,
+        ids: Tensor | None = None,
+        pool: Pools | None = None,
+        encode: EncodeViews | None = None,
     ) -> Tensor:
         ids = Keys(z1, ids).ids  # a list becomes a tensor
         if ids is None:
@@ -189,7 +193,7 @@ class EMC2(nn.Module):
         return reduce(losses, scores)
 
     def _from_batch(
-        self, z1: Views, z2: Views, ids: Tensor, slots: Tensor, encode: Encode | None
+        self, z1: View, z2: View, ids: Tensor, slots: Tensor, encode: EncodeViews | None
     ) -> tuple[Scores, Walk]:
         """Over the batch and the chain's state in each view: what keeps the softmax of the data set (see ``chain``)."""
         num_views = self.chain.num_views
@@ -208,7 +212,7 @@ class EMC2(nn.Module):
         return scores, self.chain.walk(scores, slots, views=views, num_steps=steps)
 
     def _from_data_set(
-        self, anchors: Keys, positives: Tensor, slots: Tensor, encode: Encode | None
+        self, anchors: Keys, positives: Tensor, slots: Tensor, encode: EncodeViews | None
     ) -> tuple[Scores, Walk]:
         """Each chain has proposals of its own, uniform over the views of all other instances (Algorithm 1)."""
         assert anchors.ids is not None
@@ -236,7 +240,7 @@ class EMC2(nn.Module):
 
     # Compiled, the backward pass would read the bank again, which has changed by then.
     @outside_graphs
-    def _embedded(self, ids: Tensor, views: Tensor, encode: Encode | None, source: str, like: Views) -> Keys | None:
+    def _embedded(self, ids: Tensor, views: Tensor, encode: EncodeViews | None, source: str, like: View) -> Keys | None:
         """These instances as candidates of their rows, [b, m, d], with id -1 where one is not known.
 
         Its place shows a row of the batch and is masked: a unit vector like the others, for the checks. None if there

@@ -23,7 +23,7 @@ Encoded = Annotated[Tensor, "b d"]
 
 
 @runtime_checkable
-class Rows(Protocol):
+class SplitByRows(Protocol):
     """Inputs that are not tensors but can be split by rows, such as packed graphs."""
 
     def __len__(self) -> int: ...
@@ -295,13 +295,13 @@ def _tensors(value: Any) -> list[Tensor]:
     inside = [
         _leaves(getattr(leaf, "__dict__", {}))
         for leaf in leaves
-        if isinstance(leaf, Rows) and not isinstance(leaf, Tensor)
+        if isinstance(leaf, SplitByRows) and not isinstance(leaf, Tensor)
     ]
     return [leaf for part in (leaves, *inside) for leaf in part if isinstance(leaf, Tensor)]
 
 
 def _num_rows(inputs: tuple[Any, Any]) -> int:
-    leaves = [leaf for leaf in _leaves(inputs) if isinstance(leaf, Rows)]
+    leaves = [leaf for leaf in _leaves(inputs) if isinstance(leaf, SplitByRows)]
     sizes = {len(leaf) for leaf in leaves if not isinstance(leaf, Tensor) or leaf.ndim}
     if len(sizes) != 1:
         raise ArgumentError("GradCache", "tensors with one entry per row", f"sizes={sorted(sizes)}")
@@ -311,7 +311,7 @@ def _num_rows(inputs: tuple[Any, Any]) -> int:
 def _cut(leaf: Any, rows: slice) -> Any:
     if isinstance(leaf, Tensor):
         return leaf[rows] if leaf.ndim else leaf
-    return leaf[rows] if isinstance(leaf, Rows) else leaf
+    return leaf[rows] if isinstance(leaf, SplitByRows) else leaf
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Uniform, to_text
 
-Made = TypeVar("Made", bound=Callable[..., Any])
+PaperFunction = TypeVar("PaperFunction", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def registered() -> dict[str, Paper]:
     return dict(_registered)
 
 
-def trained_by(recipe: str, **more: Any) -> Callable[[Made], Made]:
+def trained_by(recipe: str, **more: Any) -> Callable[[PaperFunction], PaperFunction]:
     """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not determine."""
 
-    def register(make: Made) -> Made:
+    def register(make: PaperFunction) -> PaperFunction:
         _registered[make.__name__] = Paper(make.__name__, make, recipe, more)
         return make
 

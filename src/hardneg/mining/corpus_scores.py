@@ -27,7 +27,7 @@ Rescore = Callable[[Annotated[Tensor, "m"], Annotated[Tensor, "m"]], Tensor]
 """(positions of queries, rows of the corpus) -> one score for each pair."""
 
 
-class Model:
+class ModelVectors:
     """One model's vectors of the queries and of the corpus, and the products of pairs and of blocks."""
 
     def __init__(self, queries: Annotated[Tensor, "q d"], corpus: Corpus) -> None:
@@ -97,7 +97,7 @@ class CorpusScorer:
         self.most_scores = search.most_scores(self.device)
         self.model = self._model(queries.vectors, corpus.vectors, search.cosine)
         self.corpus = self.model.corpus
-        self.guide: Model | PairGuide | None = None
+        self.guide: ModelVectors | PairGuide | None = None
         if guide is not None:
             self.guide = self._guide(*guide, search.cosine) if isinstance(guide, tuple) else PairGuide(guide, self)
         rows_of = RowsOf(corpus.ids, len(corpus))
@@ -107,10 +107,10 @@ class CorpusScorer:
         self.source = corpus.source or "corpus"
         self._of_block: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
-    def _model(self, queries: Tensor, corpus: Tensor, cosine: bool) -> Model:
-        return Model(queries, Corpus(corpus, self.device, self._block, queries.dtype, cosine))
+    def _model(self, queries: Tensor, corpus: Tensor, cosine: bool) -> ModelVectors:
+        return ModelVectors(queries, Corpus(corpus, self.device, self._block, queries.dtype, cosine))
 
-    def _guide(self, queries: Tensor, corpus: Tensor, cosine: bool) -> Model:
+    def _guide(self, queries: Tensor, corpus: Tensor, cosine: bool) -> ModelVectors:
         sizes = len(self.queries), len(self.keys)
         if (len(queries), len(corpus)) != sizes or queries.shape[1:] != corpus.shape[1:]:
             got = f"guide={tuple(queries.shape)} and {tuple(corpus.shape)}"

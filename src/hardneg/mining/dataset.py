@@ -24,14 +24,14 @@ from hardneg.io.functions import loading_model
 from hardneg.io.pair_labels import LABELS, SCORES, label_column, split_by_label
 from hardneg.io.terminal import Terminal
 from hardneg.mining.cache_key import key_of_function, key_of_model
-from hardneg.mining.encode import Encode, Encoder, embed, vectors_of, warn_not_reused
+from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, warn_not_reused
 from hardneg.mining.engine import mine
 from hardneg.mining.engines.ranks import Ranks
 from hardneg.mining.explain import no_negatives
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Documents, Problem, Side, build_problem, check_no_label_ignored, texts_of
+from hardneg.mining.problem import JudgedDocuments, Problem, Side, build_problem, check_no_label_ignored, texts_of
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
 from hardneg.negatives import Negatives, parse
@@ -117,7 +117,7 @@ def mine_dataset(
     if judged_negatives and not problem.judged_negatives:
         raise ArgumentError("mine", "pairs of another label for judged_negatives", "none", "give positive_label=...")
     sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
-    texts = Texts(sides, batch_size, cache_folder, cache_key)
+    texts = DatasetTexts(sides, batch_size, cache_folder, cache_key)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
     console, number = Terminal(quiet=not verbose), counted(len(problem.own), "query", "queries")
@@ -165,7 +165,7 @@ def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[st
     return anchor or known[0], positive or known[1]
 
 
-def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: Any) -> Documents | None:
+def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: Any) -> JudgedDocuments | None:
     """The documents of each row by its label; None where no label is wanted and none is there."""
     if label is None and column is not None:
         raise argument_error("mine", "positive_label for the column of labels", "label_column_name", column)
@@ -176,11 +176,11 @@ def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: 
         return None
     name = label_column(dataset.column_names, column, "mine", "label_column_name")
     rows = [[one] for one in dataset[names[1]]]
-    return Documents(*split_by_label(rows, list(dataset[name]), label, "mine", "positive_label"))
+    return JudgedDocuments(*split_by_label(rows, list(dataset[name]), label, "mine", "positive_label"))
 
 
 def _problem(
-    dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None, given: Documents | None = None
+    dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None, given: JudgedDocuments | None = None
 ) -> Problem:
     """Queries, documents and positives; documents in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
@@ -207,7 +207,7 @@ Prompt = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
-class Texts:
+class DatasetTexts:
     """The texts of queries and documents, and how they are read."""
 
     sides: tuple[list[str], list[str]]
@@ -232,11 +232,11 @@ class Texts:
         key = key_of("", model, self.cache_key)
         if key is None:
             warn_not_reused(f"what {getattr(model, '__qualname__', type(model).__qualname__)} gives")
-        encoder = Encoder(key and f"{key} {side} {prompt!r}", encode)
+        encoder = KeyedEncoder(key and f"{key} {side} {prompt!r}", encode)
         return unit(embed(self.sides[side], encoder, Path(self.cache), Ranks()))
 
 
-def _encode(model: Any, side: int, prompt: Prompt, size: int) -> Encode:
+def _encode(model: Any, side: int, prompt: Prompt, size: int) -> EncodeTexts:
     plain = getattr(model, "encode", None)
     if plain is None:
         check_callable("mine", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")

@@ -21,7 +21,7 @@ COUNT_BYTES, PASSES = 2 * 256 * 4 + 8, 8
 _COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
 
 
-class Edges(NamedTuple):
+class WindowEdges(NamedTuple):
     """What is known of the two edges of a window, [b, 2] each."""
 
     rank: Tensor  # how many candidates are inside
@@ -43,16 +43,16 @@ def is_wide(bound: Bound) -> TypeGuard[Window]:
     return isinstance(bound, Window) and bound.nearest is None
 
 
-def start_edges(window: Window, earlier: Mapping[str, Any]) -> Edges:
+def start_edges(window: Window, earlier: Mapping[str, Any]) -> WindowEdges:
     """Before the first pass; ``earlier`` has the number of candidates."""
     rank = torch.cat([torch.broadcast_to(place, earlier["count"].shape) for place in window.places(earlier)], 1)
     rank = rank.long().clamp(min=0).minimum(earlier["count"])
     zero = torch.zeros_like(rank)
-    return Edges(rank, rank, zero, zero, zero)
+    return WindowEdges(rank, rank, zero, zero, zero)
 
 
 def count_bytes(
-    window: Window, tile: Tile, mask: Annotated[Tensor, "b m"], edges: Edges | None
+    window: Window, tile: Tile, mask: Annotated[Tensor, "b m"], edges: WindowEdges | None
 ) -> Annotated[Tensor, "b 2 256"]:
     """How many candidates in the mask have each value of the next byte; None: of the first."""
     value = window.value(tile)
@@ -76,7 +76,7 @@ def _counted(place: Tensor, byte: Tensor, rows: int) -> Annotated[Tensor, "b 256
     return torch.bincount(place * 256 + byte, minlength=256 * rows).view(rows, 256).to(torch.int32)
 
 
-def narrowed(edges: Edges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value: int) -> Edges:
+def narrowed(edges: WindowEdges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value: int) -> WindowEdges:
     """The edges with one byte more."""
     from_top = counts.long().flip(-1)
     reached = from_top.cumsum(-1)
@@ -90,7 +90,7 @@ def narrowed(edges: Edges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value:
     return edges._replace(value=byte - 128 if edges.level == 1 else (edges.value << 8) | byte)
 
 
-def finished(window: Window, edges: Edges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:
+def finished(window: Window, edges: WindowEdges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:
     """As ``Window.finish``: value and column of the last inside each edge."""
     value = _as_float(edges.value, dtype)
     unknown = 8 * (dtype.itemsize + _COLUMNS - edges.level)  # bits of the row: all that share the others are inside

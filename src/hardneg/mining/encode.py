@@ -33,8 +33,8 @@ from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
 from hardneg.mining.engines.base import Engine, Work
 
-Encode = Callable[[list[str]], Any]
-Piece = tuple[Path, list[str]]
+EncodeTexts = Callable[[list[str]], Any]
+TextPiece = tuple[Path, list[str]]
 """The file of a piece, and its texts."""
 _piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
 _seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
@@ -44,7 +44,7 @@ _single = re.compile(r"(run-[0-9a-f]{16})-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Encoder:
+class KeyedEncoder:
     """A function from texts to vectors.
 
     Attributes:
@@ -54,18 +54,18 @@ class Encoder:
     """
 
     key: str | None
-    encode: Encode
-    load: Callable[[], Encoder] | None = None
+    encode: EncodeTexts
+    load: Callable[[], KeyedEncoder] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert self.load is not None
         return _loaded, (self.load,)
 
 
-_of_this_process: dict[str, Encoder] = {}
+_of_this_process: dict[str, KeyedEncoder] = {}
 
 
-def _loaded(load: Callable[[], Encoder]) -> Encoder:
+def _loaded(load: Callable[[], KeyedEncoder]) -> KeyedEncoder:
     """Once in each process."""
     name = repr(load)
     if name not in _of_this_process:
@@ -73,10 +73,10 @@ def _loaded(load: Callable[[], Encoder]) -> Encoder:
     return _of_this_process[name]
 
 
-def encoder_of_function(text: str, cache_key: str | None = None) -> Encoder:
+def encoder_of_function(text: str, cache_key: str | None = None) -> KeyedEncoder:
     function = load_function(text, "mine")
     load = partial(encoder_of_function, in_any_folder(text), cache_key)
-    return Encoder(key_of_function(text, function, cache_key), function, load)
+    return KeyedEncoder(key_of_function(text, function, cache_key), function, load)
 
 
 def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
@@ -112,7 +112,7 @@ def encoders_of_model(
     dtype: str | None = None,
     prompts: tuple[str | None, str | None] = (None, None),
     cache_key: str | None = None,
-) -> tuple[Encoder, Encoder]:
+) -> tuple[KeyedEncoder, KeyedEncoder]:
     """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
     with loading_model("--model", path):
@@ -123,13 +123,13 @@ def encoders_of_model(
     how = {"revision": revision, "dtype": dtype, "prompts": prompts, "cache_key": cache_key}
     place = str(Path(path).absolute()) if Path(path).exists() else path
 
-    def encoder(which: int, side: str) -> Encoder:
+    def encoder(which: int, side: str) -> KeyedEncoder:
         encode, prompt = getattr(model, f"encode_{side}", model.encode), _prompt_of(model, prompts[which])
         more = {} if prompt is None else {"prompt": prompt}
         options = {"batch_size": batch_size, "show_progress_bar": False, "convert_to_numpy": True, **more}
         name = key and f"{key}{f' {dtype}' if dtype else ''} {side}" + (f" {prompt!r}" if more else "")
         again = partial(_encoder_of_model, which, place, batch_size, device, **how)
-        return Encoder(name, lambda texts: encode(texts, **options), again)
+        return KeyedEncoder(name, lambda texts: encode(texts, **options), again)
 
     return encoder(0, "query"), encoder(1, "document")
 
@@ -144,13 +144,13 @@ def _prompt_of(model: Any, given: str | None) -> str | None:
     return given if given is None else known.get(given, given)
 
 
-def _encoder_of_model(which: int, *given: Any, **options: Any) -> Encoder:
+def _encoder_of_model(which: int, *given: Any, **options: Any) -> KeyedEncoder:
     return encoders_of_model(*given, **options)[which]
 
 
 def embed(
     texts: Sequence[str],
-    encoder: Encoder,
+    encoder: KeyedEncoder,
     cache: Path,
     engine: Engine,
     progress: Callable[[int], None] = lambda done: None,
@@ -179,7 +179,7 @@ def embed(
     return _vectors(pieces)
 
 
-def _check_disk(pieces: list[Piece], encoder: Encoder) -> None:
+def _check_disk(pieces: list[TextPiece], encoder: KeyedEncoder) -> None:
     """Raises before the rest is encoded where the disk has no room for it, by the size of the first piece."""
     missing = [len(texts) for path, texts in pieces[1:] if not path.exists()]
     if not missing:
@@ -203,7 +203,7 @@ def fits_in_memory(vectors: int) -> bool:
     return vectors < _in_memory
 
 
-def _piece_sizes(texts: Sequence[str], encoder: Encoder, key: str, cache: Path) -> tuple[int, int]:
+def _piece_sizes(texts: Sequence[str], encoder: KeyedEncoder, key: str, cache: Path) -> tuple[int, int]:
     """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
     path = _size_file(texts, key, cache)
     if not path.exists():
@@ -240,12 +240,12 @@ def _known_sizes(path: Path) -> tuple[int, int]:
     return int(found["first"]), int(found["others"])
 
 
-def _encode_piece(encoder: Encoder, piece: Piece) -> None:
+def _encode_piece(encoder: KeyedEncoder, piece: TextPiece) -> None:
     vectors = vectors_of(encoder.encode, piece[1])
     write_atomically(piece[0], sealing(lambda file: np.save(file, vectors)), run_again)
 
 
-def _is_encoded(piece: Piece) -> bool:
+def _is_encoded(piece: TextPiece) -> bool:
     return _is_whole(piece[0], "its vectors are encoded again")
 
 
@@ -263,14 +263,14 @@ def _join_pieces(paths: list[Path], whole: Path) -> None:
     write_atomically(whole, sealing(write), run_again)
 
 
-def _whole(pieces: list[Piece]) -> Path | None:
+def _whole(pieces: list[TextPiece]) -> Path | None:
     """The file of all pieces, for vectors that may not fit into memory; None where they do."""
     if fits_in_memory(sum(part.nbytes for part in _read(pieces))):
         return None
     return pieces[0][0].with_name(f"whole-{_digest(repr([path.stem for path, _ in pieces]))}.npy")
 
 
-def _vectors(pieces: list[Piece]) -> Tensor:
+def _vectors(pieces: list[TextPiece]) -> Tensor:
     whole = _whole(pieces)
     if whole is not None and whole.exists():
         return torch.from_numpy(_mapped(whole))
@@ -288,7 +288,7 @@ def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     return _vectors(pieces) if all(_is_whole(path, "its vectors are left aside") for path, _ in pieces) else None
 
 
-def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[Piece]:
+def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[TextPiece]:
     """The texts of each piece and its file; the first piece is short, to measure the time by."""
     rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
     return [(cache / f"{_name(each, key)}.npy", each) for each in (list(texts[:first]), *rest)]
@@ -310,7 +310,7 @@ def _is_whole(path: Path, then: str) -> bool:
     return is_whole(path, "mine", then, _mapped)
 
 
-def _read(pieces: list[Piece]) -> list[Array]:
+def _read(pieces: list[TextPiece]) -> list[Array]:
     parts = [_mapped(path) for path, _ in pieces]
     if len({part.shape[1:] for part in parts}) > 1 or parts[0].ndim != 2:
         raise ArgumentError("mine", "embeddings of one dimension", str(sorted({part.shape[1:] for part in parts})))
@@ -320,7 +320,7 @@ def _read(pieces: list[Piece]) -> list[Array]:
     return parts
 
 
-def vectors_of(encode: Encode, texts: list[str]) -> Array:
+def vectors_of(encode: EncodeTexts, texts: list[str]) -> Array:
     """The vectors of texts by any function of these, checked."""
     vectors = encode(texts)
     if isinstance(vectors, Tensor):

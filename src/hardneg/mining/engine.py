@@ -31,9 +31,9 @@ from hardneg.mining.explain import Explanation
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
-from hardneg.mining.stages import Piece, Stage, Stages, Store, chosen_pieces
+from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import Negatives, parse
-from hardneg.search.exact import Documents, runs_in_triton
+from hardneg.search.exact import DocumentBlock, runs_in_triton
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents
 
@@ -142,7 +142,7 @@ class Miner:
         if not self.finder.searched:  # else checked when it is read
             check_vectors("corpus", corpus.vectors, search.cosine)
 
-    def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[Piece]:
+    def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[PieceArrays]:
         """What is chosen, block by block, by this process alone."""
         store = Store()
         stages = Stages(self, store)
@@ -156,7 +156,7 @@ class Miner:
                 progress(int(piece["decided"].sum()))
             yield piece
 
-    def joined(self, pieces: Iterable[Piece]) -> Mined:
+    def joined(self, pieces: Iterable[PieceArrays]) -> Mined:
         """The blocks as one, with the ids of the corpus."""
         shape = len(self.scorer.queries), self.rule.k
         rows, found_by = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
@@ -206,7 +206,7 @@ class Miner:
         size, wanted = (max(1, round(number * share)) for number in (attempts[0][0] or 1, finder.reach.size or 1))
         running = finder.running(query, size, False, None)
         for part in corpus.blocks((low, high)):
-            running.add(Documents.of(corpus, *part))
+            running.add(DocumentBlock.of(corpus, *part))
         candidates, _ = finder.candidates(query, size, running.found(), None)
         if high == len(corpus):
             return float((~select(candidates, self.rule, self.scorer.directions).decided).float().mean()) > 0.25

@@ -14,7 +14,7 @@ from hardneg.io.machine import peak_bytes
 from hardneg.mining.beir import from_beir
 from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
-from hardneg.mining.encode import Encoder, disk_bytes, fits_in_memory
+from hardneg.mining.encode import KeyedEncoder, disk_bytes, fits_in_memory
 from hardneg.mining.engine import Miner
 from hardneg.mining.inputs import Embedded, load_encoders, load_guide, load_problem, make_miner
 from hardneg.mining.options import MineOptions
@@ -26,7 +26,7 @@ _queries = 256
 
 
 @dataclass(frozen=True)
-class Estimate:
+class JobEstimate:
     """Seconds and bytes that the whole run would take, and what the sample was; no peak where the system has none."""
 
     queries: int
@@ -38,7 +38,7 @@ class Estimate:
     counts: dict[str, int]
 
 
-def estimate(options: MineOptions) -> Estimate:
+def estimate(options: MineOptions) -> JobEstimate:
     """Reads all tables, encodes a few texts, mines a few queries, and extrapolates."""
     options = from_beir(options)
     check_options(options)
@@ -56,7 +56,7 @@ def estimate(options: MineOptions) -> Estimate:
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * whole / number
     disk += piece_bytes(miner, whole)
-    return Estimate(whole, len(problem.corpus), encoding, mining, _peak(miner, whole), disk, problem.counts)
+    return JobEstimate(whole, len(problem.corpus), encoding, mining, _peak(miner, whole), disk, problem.counts)
 
 
 def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int, tuple[Tensor, Tensor] | None]:
@@ -110,7 +110,7 @@ def _check_pieces(folder: Path, needed: int) -> None:
     check_free("mine", folder, needed, "for its pieces", "make room, use fewer --shards, or another --out")
 
 
-def _stand_in(side: Side, encoder: Encoder) -> tuple[float, Tensor]:
+def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:
     """The seconds of encoding, by a sample, and random vectors of the right size for the search."""
     texts = texts_of(side, "mine")
     sample = texts[:: max(1, len(texts) // _texts)][:_texts]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bounds, TileAndMask, find_bounds
 from hardneg.core.types import NEVER
-from hardneg.mining.corpus_scores import CorpusScorer, Model
+from hardneg.mining.corpus_scores import CorpusScorer, ModelVectors
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
 from hardneg.search.draws import gumbel_keys
 
-Part = tuple[int, int]
+CorpusPart = tuple[int, int]
 """The first row and the end of a part of the corpus."""
 Uniforms = Callable[[int, int], Annotated[Tensor, "b m"]]
 """(first row, end) of a block of the corpus -> a random number for each query and row."""
@@ -28,7 +28,7 @@ class CorpusRows:
 
     scorer: CorpusScorer
     query: Annotated[Tensor, "b"]
-    part: Part
+    part: CorpusPart
 
     def tiles(self) -> Iterator[TileAndMask]:
         scorer, query = self.scorer, self.query
@@ -43,7 +43,7 @@ class CorpusRows:
 
 
 def bounds_of(
-    scorer: CorpusScorer, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: Part | None = None
+    scorer: CorpusScorer, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: CorpusPart | None = None
 ) -> list[Bounds]:
     """The bounds of each factor for these queries, over a part of the corpus or, without one, the positives alone."""
     return find_bounds(factors, [CorpusRows(scorer, query, part or (0, 0))])[0]
@@ -83,7 +83,7 @@ class Filters:
         kept = log_w != NEVER
         if self.judged_again:
             by, guide = slack.to(similarity.dtype), self.scorer.guide
-            wide = guide.slack(self.query, low, high).to(similarity.dtype) if isinstance(guide, Model) else None
+            wide = guide.slack(self.query, low, high).to(similarity.dtype) if isinstance(guide, ModelVectors) else None
             for moved in (similarity - by, similarity + by):
                 for other in (None,) if wide is None else (-wide, wide):
                     kept |= self._weighed(moved, valid, low, high, other)[0] != NEVER

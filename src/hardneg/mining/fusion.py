@@ -24,7 +24,7 @@ from hardneg.core.types import NEVER
 from hardneg.negatives import Negatives
 
 CONSTANT = 60  # Cormack et al. 2009
-Lists = Sequence[Annotated[Tensor, "b c"]]
+RankedLists = Sequence[Annotated[Tensor, "b c"]]
 Quotas = tuple[tuple[Annotated[Tensor, "b m"], int], ...]
 
 
@@ -73,7 +73,7 @@ def ranks_in(found: Annotated[Tensor, "b c"], rows: Annotated[Tensor, "b m"]) ->
     return torch.where(here, order.gather(1, place) + 1, 0)
 
 
-def fused_key(lists: Lists, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
+def fused_key(lists: RankedLists, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
     """The larger, the earlier a candidate is taken: no two of a query are equal; NEVER where no list has it."""
     total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
     for found in lists:

@@ -22,7 +22,7 @@ from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.encode import (
-    Encoder,
+    KeyedEncoder,
     cached,
     embed,
     encoder_of_function,
@@ -38,10 +38,10 @@ from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
-from hardneg.mining.runs import Run, read_run, split_name
+from hardneg.mining.runs import RankedRun, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 
-Progress = Callable[[str, int], Callable[[int], None]]
+StageProgress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""
 
 
@@ -173,7 +173,11 @@ def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
 
 
 def embeddings(
-    options: MineOptions, problem: Problem, engine: Engine, progress: Progress, known: Mapping[str, str] | None = None
+    options: MineOptions,
+    problem: Problem,
+    engine: Engine,
+    progress: StageProgress,
+    known: Mapping[str, str] | None = None,
 ) -> Embedded:
     """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
 
@@ -187,7 +191,7 @@ def embeddings(
     keys = dict(known or {})
     key_of_this_run = once(partial(key_of_run, options.out, cache, engine))
 
-    def encoded(number: int, name: str, load: Callable[[], tuple[Encoder, Encoder]], who: str) -> Tensor:
+    def encoded(number: int, name: str, load: Callable[[], tuple[KeyedEncoder, KeyedEncoder]], who: str) -> Tensor:
         texts = texts_of(sides[number], who)
         if name in keys and (vectors := cached(texts, keys[name], cache)) is not None:
             return vectors
@@ -210,7 +214,7 @@ def embeddings(
     return Embedded((found[0], found[1]), keys, guide)
 
 
-def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
+def load_encoders(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
     device = options.device or device_of_rank()
     if options.model is not None:
         return encoders_of_model(
@@ -229,7 +233,7 @@ def load_encoders(options: MineOptions) -> tuple[Encoder, Encoder]:
     raise ArgumentError("mine", "embeddings, a --model or an --encoder for the texts", "none", fix)
 
 
-def load_guide(options: MineOptions) -> tuple[Encoder, Encoder]:
+def load_guide(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
     assert options.guide is not None
     device = options.device or device_of_rank()
     return encoders_of_model(options.guide, options.batch_size, device, cache_key=options.cache_key)
@@ -246,7 +250,9 @@ def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Mi
     if options.bm25 or only_words:
         words = Lexical(*_both_texts(problem, "BM25"))
         also, rescore = [words], words.scores if only_words else None
-    also += [Run(name, read_run(path), problem.queries, problem.corpus) for name, path in map(split_name, options.runs)]
+    also += [
+        RankedRun(name, read_run(path), problem.queries, problem.corpus) for name, path in map(split_name, options.runs)
+    ]
     if options.rescore is not None:
         rescore = PairScorer(load_function(options.rescore, "mine"), *_both_texts(problem, "--rescore"))
     if options.cross_encoder is not None:

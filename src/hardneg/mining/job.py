@@ -36,7 +36,7 @@ from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation, no_negatives
 from hardneg.mining.fingerprint import check_unchanged, digest, fingerprint, stamps_of
 from hardneg.mining.imports import load_imports
-from hardneg.mining.inputs import Embedded, Progress, embeddings, load_problem, make_miner, quiet
+from hardneg.mining.inputs import Embedded, StageProgress, embeddings, load_problem, make_miner, quiet
 from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
@@ -66,7 +66,7 @@ class Summary:
     recall: float | None = None
 
 
-def run(options: MineOptions, progress: Progress = quiet) -> Summary | None:
+def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None:
     """Mines files into files; None on every rank but the first, and of a part. See docs/guides/mining.md."""
     options = from_beir(options)
     check_options(options)
@@ -94,7 +94,7 @@ def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
 
-def _run(options: MineOptions, engine: Engine, progress: Progress) -> Summary | None:
+def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summary | None:
     if engine.first:
         recover(Path(options.out))
         _check_ours(options)

@@ -139,7 +139,7 @@ def _columns(
     taught: NDArray[Any] | None = None,
 ) -> dict[str, list[Any]]:
     """Rows for training. Of each positive: its query [m], itself and the negatives [m, 1 + k], and their scores."""
-    rows, one = Rows.of(layout.format, query, documents >= 0), layout.format == "labeled-pair"
+    rows, one = OutputRows.of(layout.format, query, documents >= 0), layout.format == "labeled-pair"
     queries, names = (side.ids if side.texts is None else side.texts for side in (problem.queries, problem.corpus))
     owners = query[rows.place].tolist()
     out: dict[str, list[Any]] = {layout.anchor: [queries[owner] for owner in owners]}
@@ -161,14 +161,14 @@ def _columns(
     return out if taught is None else {**out, "teacher_scores": rows.values(taught)}
 
 
-class Rows(NamedTuple):
+class OutputRows(NamedTuple):
     """The positive that each row begins with, [r], and the columns of its documents, [r, w]; -1: none."""
 
     place: NDArray[np.int64]
     column: NDArray[np.int64]
 
     @classmethod
-    def of(cls, format: str, query: NDArray[np.int64], found: NDArray[np.bool_]) -> Rows:
+    def of(cls, format: str, query: NDArray[np.int64], found: NDArray[np.bool_]) -> OutputRows:
         every = np.arange(found.shape[1])
         if format == "triplet":
             place, column = found[:, 1:].nonzero()

@@ -12,7 +12,7 @@ import numpy as np
 from hardneg.io.arrays import Array, names_in_npz, read_member
 from hardneg.io.files import run_again, write_atomically
 from hardneg.io.sealed import is_whole, sealing
-from hardneg.mining.stages import Piece, Store
+from hardneg.mining.stages import PieceArrays, Store
 
 _most_open = 512
 
@@ -32,7 +32,7 @@ class Files(Store):
     def path(self, stage: str, piece: int) -> Path:
         return self.folder / f"{stage}-{piece:06d}{f'.{self.job}' if self.job else ''}.npz"
 
-    def read(self, stage: str, piece: int) -> Piece:
+    def read(self, stage: str, piece: int) -> PieceArrays:
         path = self.path(stage, piece)
         if self._owner != os.getpid():  # a fork shares the offsets of open files with its parent
             self._owner, self._open = os.getpid(), {}
@@ -42,7 +42,7 @@ class Files(Store):
             self._open[path] = StoredPiece(path)
         return self._open[path]
 
-    def write(self, stage: str, piece: int, content: Piece) -> None:
+    def write(self, stage: str, piece: int, content: PieceArrays) -> None:
         path = self.path(stage, piece)
         write_atomically(path, sealing(lambda file: np.savez(file, **content)), run_again)  # type: ignore[arg-type]
 

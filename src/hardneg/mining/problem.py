@@ -102,7 +102,7 @@ def side_of_table(
 
 
 @dataclass(frozen=True)
-class Documents:
+class JudgedDocuments:
     """Of each row of the queries its positives, the documents judged irrelevant, and how many pairs have no label."""
 
     positives: list[list[Any]]
@@ -110,7 +110,7 @@ class Documents:
     unlabelled: int = 0
 
 
-def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any = None) -> Documents | None:
+def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any = None) -> JudgedDocuments | None:
     """The documents of each row as lists; a single value is one. Those of another label than this are no positives."""
     name = positive_name(table, columns.positive, needed)
     if name is None:
@@ -119,10 +119,10 @@ def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any 
     if label is None:
         used = (name, columns.label, columns.query_id, *(columns.query or "").split("+"))
         check_no_label_ignored("mine", table, used, name)
-        return Documents(rows, [[] for _ in rows])
+        return JudgedDocuments(rows, [[] for _ in rows])
     option = spelled("mine", "positive_label")
     column = label_column(table, columns.label, "mine", spelled("mine", "label_column"))
-    return Documents(*split_by_label(rows, table[column], label, "mine", option))
+    return JudgedDocuments(*split_by_label(rows, table[column], label, "mine", option))
 
 
 def check_no_label_ignored(

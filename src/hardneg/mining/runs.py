@@ -51,7 +51,7 @@ def _entry(line: str, number: int, path: str) -> tuple[str, tuple[float, int, st
         raise FileError("mine", "lines of `query Q0 document rank score tag`", path, got) from None
 
 
-class Run:
+class RankedRun:
     """One run as a retriever of ``Search(also=...)``; documents and queries that are not there are counted."""
 
     def __init__(self, name: str, found: Mapping[str, list[str]], queries: Side, corpus: Side) -> None:

@@ -25,17 +25,17 @@ from torch import Tensor
 from hardneg.core.bounds import Bound, Bounds, State, Window, finish, left_by, reduce_rows
 from hardneg.io.arrays import Array
 from hardneg.mining.checks import check_vectors
-from hardneg.mining.corpus_scores import Model
-from hardneg.mining.edges import Edges, count_bytes, finished, is_wide, narrowed, start_edges
+from hardneg.mining.corpus_scores import ModelVectors
+from hardneg.mining.edges import WindowEdges, count_bytes, finished, is_wide, narrowed, start_edges
 from hardneg.mining.filters import CorpusRows, bounds_of
 from hardneg.mining.select import Selection, select
-from hardneg.search.exact import GROUP, Documents, runs_in_triton
+from hardneg.search.exact import GROUP, DocumentBlock, runs_in_triton
 from hardneg.search.nearest import Nearest, merged
 
 if TYPE_CHECKING:
     from hardneg.mining.engine import Miner
 
-Piece = Mapping[str, Array]
+PieceArrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Store:
     in_memory = True
 
     def __init__(self) -> None:
-        self.pieces: dict[tuple[str, int], Piece] = {}
+        self.pieces: dict[tuple[str, int], PieceArrays] = {}
 
-    def read(self, stage: str, piece: int) -> Piece:
+    def read(self, stage: str, piece: int) -> PieceArrays:
         return self.pieces[stage, piece]
 
-    def write(self, stage: str, piece: int, content: Piece) -> None:
+    def write(self, stage: str, piece: int, content: PieceArrays) -> None:
         self.pieces[stage, piece] = content
 
     def has(self, stage: str, piece: int) -> bool:
@@ -78,11 +78,11 @@ class Store:
         self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
 
 
-Run = Callable[[Stage], None]
+RunStage = Callable[[Stage], None]
 """Computes the pieces of a stage that are not there yet."""
 
 
-def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
+def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceArrays]:
     """Goes through the stages until every query is decided; yields what was chosen, block by block."""
     if not store.has("pilot", 0):
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
@@ -111,7 +111,7 @@ def chosen_pieces(miner: Miner, store: Store, run: Run) -> Iterator[Piece]:
     raise AssertionError(f"{len(pending)} queries stayed undecided; the last attempt sees every candidate.")
 
 
-def _run_attempt(miner: Miner, store: Store, run: Run, attempt: Stage, queries: int) -> Stage:
+def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, queries: int) -> Stage:
     """Runs the stages of one attempt and returns the last."""
     finder, before = miner.finder, None
     blocks = -(-queries // finder.block(attempt.size))
@@ -124,7 +124,7 @@ def _run_attempt(miner: Miner, store: Store, run: Run, attempt: Stage, queries: 
     return last
 
 
-def _run_bounds(miner: Miner, store: Store, run: Run, attempt: Stage, blocks: int) -> str | None:
+def _run_bounds(miner: Miner, store: Store, run: RunStage, attempt: Stage, blocks: int) -> str | None:
     """Finds the bounds of all factors, left to right; the name of the stage that has them."""
     if miner.short_rows:
         stage = replace(attempt, kind="settled", pieces=blocks)
@@ -154,7 +154,7 @@ class Stages:
         self.scorer, self.finder, self.corpus = miner.scorer, miner.finder, miner.scorer.corpus
         self.factors = miner.rule.negatives.factors
 
-    def perform(self, stage: Stage, piece: int) -> Piece:
+    def perform(self, stage: Stage, piece: int) -> PieceArrays:
         try:
             return {"bounds": self._bounds, "settled": self._settled, "lists": self._lists, "chosen": self._chosen}[
                 stage.kind
@@ -166,7 +166,7 @@ class Stages:
         query = torch.from_numpy(self.store.read(replace(stage, kind="queries", factor=0, level=0).name, 0)["query"])
         return torch.split(query.to(self.scorer.device), self.finder.block(stage.size)) if len(query) else ()
 
-    def _lists(self, stage: Stage, shard: int) -> Piece:
+    def _lists(self, stage: Stage, shard: int) -> PieceArrays:
         assert stage.size is not None
         lists = []
         low, high = self.finder.shards[shard]
@@ -175,7 +175,7 @@ class Stages:
             bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
             lists.append(self.finder.running(query, size, stage.filtered, bounds))
         for low, high in self._documents(stage, shard):
-            documents = Documents.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
+            documents = DocumentBlock.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
             if not (math.isfinite(documents.norm) and documents.least > 0):
                 check_vectors("corpus", documents.raw, self.corpus.cosine, low)
             for each in lists:
@@ -197,7 +197,7 @@ class Stages:
         step = self.corpus.block * (GROUP if by_groups else 1)
         return [(one, min(one + step, high)) for one in range(low, high, step)]
 
-    def _chosen(self, stage: Stage, block: int) -> Piece:
+    def _chosen(self, stage: Stage, block: int) -> PieceArrays:
         query = self._blocks(stage)[block]
         found, seen = self._found(stage, block) if self.finder.searched else (None, None)
         candidates, counts = self.finder.candidates(query, stage.size, found, seen)
@@ -226,7 +226,7 @@ class Stages:
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.scorer.device)
 
-    def _bounds(self, stage: Stage, shard: int) -> Piece:
+    def _bounds(self, stage: Stage, shard: int) -> PieceArrays:
         """States of the bounds of one factor; of a wide window, how many candidates have each next byte."""
         blocks, i = self._blocks(stage), stage.factor
         declared = self.factors[i].bounds()
@@ -254,7 +254,7 @@ class Stages:
             for j, each in enumerate(state)
         }
 
-    def _settled(self, stage: Stage, block: int) -> Piece:
+    def _settled(self, stage: Stage, block: int) -> PieceArrays:
         """The bounds of the factors up to this one; ``open`` where a wide window needs another pass."""
         query = self._blocks(stage)[block]
         if self.miner.short_rows:
@@ -292,10 +292,12 @@ class Stages:
                     found[name] = state
             yield found
 
-    def _known(self, stage: Stage, block: int, query: Tensor, number: int) -> tuple[list[Bounds], dict[str, Edges]]:
+    def _known(
+        self, stage: Stage, block: int, query: Tensor, number: int
+    ) -> tuple[list[Bounds], dict[str, WindowEdges]]:
         """The bounds of the first factors, as far as earlier stages found them, and edges that are still open."""
         bounds: list[Bounds] = []
-        edges: dict[str, Edges] = {}
+        edges: dict[str, WindowEdges] = {}
         if stage.before is not None:
             bounds, edges = _unpacked(self.store.read(stage.before, block), self.scorer.device)
         # The others are without bounds, or with bounds of the positives.
@@ -303,24 +305,24 @@ class Stages:
 
     def _dtype(self, window: Window) -> torch.dtype:
         guide = self.scorer.guide
-        return guide.corpus.dtype if window.by == "guide" and isinstance(guide, Model) else self.corpus.dtype
+        return guide.corpus.dtype if window.by == "guide" and isinstance(guide, ModelVectors) else self.corpus.dtype
 
 
 def _merged(bound: Bound, first: State, second: State) -> State:
     return (first[0] + second[0],) if is_wide(bound) else bound.merge(first, second)
 
 
-def _packed(bounds: list[Bounds], edges: Mapping[str, Edges]) -> Piece:
+def _packed(bounds: list[Bounds], edges: Mapping[str, WindowEdges]) -> PieceArrays:
     file = io.BytesIO()
     # This layout stays: a job that an earlier version began is resumed from its pieces.
     torch.save((bounds, {name: (tuple(each[:-1]), each.level) for name, each in edges.items()}), file)
     return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
 
 
-def _unpacked(piece: Piece, device: torch.device) -> tuple[list[Bounds], dict[str, Edges]]:
+def _unpacked(piece: PieceArrays, device: torch.device) -> tuple[list[Bounds], dict[str, WindowEdges]]:
     file = io.BytesIO(piece["bounds"].tobytes())
     bounds, edges = torch.load(file, map_location=device, weights_only=True)
-    return bounds, {name: Edges(*tensors)._replace(level=level) for name, (tensors, level) in edges.items()}
+    return bounds, {name: WindowEdges(*tensors)._replace(level=level) for name, (tensors, level) in edges.items()}
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:

@@ -71,10 +71,10 @@ class NotText(GrammarError):
         return f"{self.got} cannot be written as text: it is built from a Python object{self._then()}."
 
 
-Names = Mapping[str, Callable[..., Any]]
+KnownNames = Mapping[str, Callable[..., Any]]
 
 
-def read_expression(text: str, names: Names) -> Any:
+def read_expression(text: str, names: KnownNames) -> Any:
     """Reads a product of calls of these names with literal arguments; the schedules among them stand in arguments."""
     if not isinstance(text, str):
         raise GrammarError("The grammar", f"text like {_usual(names)!r}", f"{type(text).__name__}: {_shown(text)}")
@@ -116,7 +116,7 @@ def _shown(text: object) -> str:
     return printable(repr(text), limit=200)
 
 
-def _evaluate(node: ast.expr, text: str, names: Names, *, inside: bool) -> Any:
+def _evaluate(node: ast.expr, text: str, names: KnownNames, *, inside: bool) -> Any:
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return _checked(value, text)
@@ -158,14 +158,14 @@ def _checked(value: Any, text: str) -> Any:
     return value
 
 
-def _unknown(name: str, names: Names, inside: bool) -> UnknownName:
+def _unknown(name: str, names: KnownNames, inside: bool) -> UnknownName:
     """With the names that fit there: schedules inside of brackets, the others outside."""
     fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
     usage = {each: f"It takes {_taken(each, names)}" for each in fitting}
     return UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
 
 
-def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: Names) -> Any:
+def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: KnownNames) -> Any:
     for value in [*values, *(value for _, value in options)]:
         if isinstance(value, Negatives):
             raise GrammarError(name, "numbers and names as arguments", _shown(value), "join with '*'")
@@ -178,7 +178,7 @@ def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], n
         raise GrammarError(name, "other arguments", str(error), f"it takes {_taken(name, names)}") from None
 
 
-def _check_arguments(name: str, num_values: int, options: list[str], names: Names) -> None:
+def _check_arguments(name: str, num_values: int, options: list[str], names: KnownNames) -> None:
     """Raises for arguments that the call does not have, has twice or lacks, and names those that it has."""
     signature = inspect.signature(names[name])
     if _open_ended(signature):
@@ -202,7 +202,7 @@ def _open_ended(signature: inspect.Signature) -> bool:
     return any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in signature.parameters.values())
 
 
-def _taken(name: str, names: Names) -> str:
+def _taken(name: str, names: KnownNames) -> str:
     """What a call takes, with the usual values: ``beta, detach=False, as in Tilt(1.0)``."""
     signature, example = inspect.signature(names[name]), _example(name, names)
     if _open_ended(signature):
@@ -214,14 +214,14 @@ def _taken(name: str, names: Names) -> str:
     return f"{', '.join(parameters) or 'no arguments'}, as in {example}"
 
 
-def _usual(names: Names) -> str:
+def _usual(names: KnownNames) -> str:
     """An expression of the kind that these names are for."""
     if any(_is_kind(each, Negatives) for each in names.values()):
         return "OtherLabel() * Tilt(1.0)"
     return _example(next(iter(names)), names)
 
 
-def _example(name: str, names: Names) -> str:
+def _example(name: str, names: KnownNames) -> str:
     examples = getattr(names[name], "examples", ())
     return examples[0] if examples else f"{name}()"
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from torch.nn.functional import normalize
 
 from hardneg.core.errors import warn_once
-from hardneg.io.embeddings import Features, Labels, load_evaluated
+from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
 from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.story import ArmRuns, Story, known
 from hardneg.training.evaluation.pairs import above_diagonal
@@ -104,7 +104,7 @@ def _of_file(file: Path) -> float | None:
     return None if labels is None else separation(features, labels)
 
 
-def separation(x: Features, y: Labels) -> float | None:
+def separation(x: EmbeddingRows, y: Labels) -> float | None:
     """The share of all (same-class pair, other-class pair) in which the first is more alike; ties count half.
 
     None where there is no pair of one kind.

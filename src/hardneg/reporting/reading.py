@@ -14,7 +14,7 @@ from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
 from hardneg.reporting.shapes import COMPARISON, CONFIG, RECORD, REQUEST, RESULT, ROW, checked
-from hardneg.reporting.story import ArmRuns, SeedRun, Story, Table, known, missing_parts
+from hardneg.reporting.story import ArmRuns, SeedRun, Story, StoryTable, known, missing_parts
 from hardneg.training.evaluation.measures import MEASURES, USUAL, headline_of
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
@@ -148,7 +148,7 @@ def arm_text(config: dict[str, Any], names: list[str]) -> str:
     return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
 
 
-def row_of(runs: list[SeedRun], metric: str) -> Table:
+def row_of(runs: list[SeedRun], metric: str) -> StoryTable:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [result.get("final", {}) for result in results]
@@ -163,7 +163,7 @@ def row_of(runs: list[SeedRun], metric: str) -> Table:
         return sum(there) / len(there) if there else None
 
     values = [float(result[metric]) for result in results if metric in result]
-    row: Table = {"values": values, "mean": mean(values), "steps": steps}
+    row: StoryTable = {"values": values, "mean": mean(values), "steps": steps}
     row["seconds"] = mean(result.get("seconds") for result in results)
     names = ("effective_temperature", "false_negatives", "hardness", "clamped")
     return row | {name: mean(record.get(name) for record in final) for name in names}

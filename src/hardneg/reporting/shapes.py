@@ -11,7 +11,7 @@ from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.training.evaluation.measures import MEASURES
 
-Shape = Any
+RecordShape = Any
 """A kind of value, a list of one shape, a dict of shapes by name ("*": any other), or a tuple of a list's parts."""
 
 
@@ -24,11 +24,11 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1e15
 
 
-Kind = tuple[str, Callable[[Any], bool]]
-NUMBER: Kind = ("a number", _is_number)
-WHOLE: Kind = ("a whole number", _is_whole)
-TEXT: Kind = ("text", lambda value: isinstance(value, str))
-ANYTHING: Kind = ("anything", lambda value: True)
+FieldKind = tuple[str, Callable[[Any], bool]]
+NUMBER: FieldKind = ("a number", _is_number)
+WHOLE: FieldKind = ("a whole number", _is_whole)
+TEXT: FieldKind = ("text", lambda value: isinstance(value, str))
+ANYTHING: FieldKind = ("anything", lambda value: True)
 
 _split = {"images": WHOLE, "items": WHOLE, "noun": TEXT, "classes": WHOLE, "fingerprint": TEXT}
 TRAINED = {
@@ -67,7 +67,7 @@ COMPARISON = {
 REQUEST = {"metric": TEXT, "common": {"*": ANYTHING}}
 
 
-def checked(value: Any, shape: Shape, path: Path, where: str = "", *, needs: tuple[str, ...] = ()) -> Any:
+def checked(value: Any, shape: RecordShape, path: Path, where: str = "", *, needs: tuple[str, ...] = ()) -> Any:
     """The value without its nulls, which stand for what is not known; raises where it has another shape.
 
     ``needs`` are the names that must be there.

@@ -16,7 +16,7 @@ from hardneg.training.trained import noun_in
 
 ABSENT = "n/a"
 
-Table = dict[str, Any]
+StoryTable = dict[str, Any]
 """One line of the table, as comparison.json has it."""
 
 
@@ -46,7 +46,7 @@ class ArmRuns:
 
     number: int
     text: str
-    row: Table
+    row: StoryTable
     seeds: list[SeedRun] = field(default_factory=list)
     alone: bool = False  # a single run has no letter
 

@@ -13,7 +13,7 @@ from hardneg.reporting.story import (
     ABSENT,
     ArmRuns,
     Story,
-    Table,
+    StoryTable,
     known,
     measure_in,
     number,
@@ -98,7 +98,7 @@ def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], first: ArmRuns) -> list
     return [Cell(key, label, texts[key], *tags.get(key, ("", ""))) for key, label in heads if key != "arm"]
 
 
-def _against(row: Table, *, first: bool) -> tuple[str, str, str]:
+def _against(row: StoryTable, *, first: bool) -> tuple[str, str, str]:
     value, half = row.get("difference"), row.get("difference_half_width")
     if not known(value):
         return ("" if first else ABSENT), "", ""

@@ -58,7 +58,7 @@ def _folded(products: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Documents:
+class DocumentBlock:
     """A block of the corpus, prepared once for all queries."""
 
     low: int
@@ -70,7 +70,7 @@ class Documents:
     residual: float = 0.0  # the largest norm of what that lost
 
     @classmethod
-    def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> Documents:
+    def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> DocumentBlock:
         raw = corpus.vectors[low:high]
         vectors = corpus.prepared(raw)
         norms = _norm(vectors)
@@ -152,7 +152,7 @@ class RunningNearest:
         self._rounded: Tensor | None = None
         self._lost, self._banned = self.norm, 0
 
-    def add(self, documents: Documents) -> None:
+    def add(self, documents: DocumentBlock) -> None:
         if documents.norm * self._longest > torch.finfo(self.corpus.dtype).max / 2:
             fix = "use the cosine, shorter vectors, or float64"
             raise NotFinite("mine", f"products within the range of {self.corpus.dtype}", "larger ones", fix)
@@ -177,18 +177,18 @@ class RunningNearest:
         similarity[place, column] = pair_similarity(self.raw[place], rows, cosine=self.corpus.cosine)
         return Nearest(self.best.key, self.best.rows, similarity)
 
-    def _similarity(self, documents: Documents, place: Tensor, column: Tensor) -> Tensor:
+    def _similarity(self, documents: DocumentBlock, place: Tensor, column: Tensor) -> Tensor:
         found, at_once = [], max(1, _NUMBERS // max(self.raw.shape[1], 1))
         for some, its in zip(torch.split(place, at_once), torch.split(column, at_once), strict=True):
             rows = documents.raw[its.to(documents.raw.device)].to(self.corpus.device)
             found.append(pair_similarity(self.raw[some], rows, cosine=self.corpus.cosine))
         return torch.cat(found)
 
-    def _slack(self, documents: Documents) -> Annotated[Tensor, "b 1"]:
+    def _slack(self, documents: DocumentBlock) -> Annotated[Tensor, "b 1"]:
         """By how much a product may differ from the similarity in float64: sums in any order, unit vectors included."""
         return rounding_of_products(self.queries.shape[1], self.corpus.dtype, self.norm, documents.norm)
 
-    def _screened(self, documents: Documents) -> tuple[Tensor, Tensor, Tensor]:
+    def _screened(self, documents: DocumentBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Places and columns that may be among the nearest, and their keys."""
         low, high = documents.low, documents.low + len(documents)
         slack = self._slack(documents)
@@ -214,7 +214,7 @@ class RunningNearest:
             least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
         return least
 
-    def _screened_by_groups(self, documents: Documents, rounded: Tensor) -> tuple[Tensor, Tensor]:
+    def _screened_by_groups(self, documents: DocumentBlock, rounded: Tensor) -> tuple[Tensor, Tensor]:
         """The same from bfloat16: groups of columns whose largest may be among the nearest, then float32 for each."""
         if self._rounded is None:
             self._rounded = self.queries.bfloat16()

@@ -26,7 +26,7 @@ from hardneg.negatives import Negatives, Tilt, Uniform
 from hardneg.search.draws import draw
 from hardneg.state.stateful import Stateful, check_count, last_of_each
 
-Encode = Callable[[Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
+EncodeRows = Callable[[Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
 """ids -> vectors of these items at the current parameters."""
 
 
@@ -88,7 +88,7 @@ class Cache(Stateful):
         self._write(oldest, ids[fresh], vectors[fresh])
 
     @torch.no_grad()
-    def refresh(self, encode: Encode, share: float) -> None:
+    def refresh(self, encode: EncodeRows, share: float) -> None:
         """Encodes the oldest ``share`` of the cached items afresh: the budget rho of a step."""
         check_range("Cache.refresh", "share", share, 0.0, 1.0)
         held = (self.ids >= 0).nonzero().squeeze(1)
@@ -135,7 +135,7 @@ def cache_loss(
     anchors: Keys,
     positives: Annotated[Tensor, "b d"],
     cache: Cache,
-    encode: Encode,
+    encode: EncodeRows,
     temperature: float,
     *,
     k: int = 1,

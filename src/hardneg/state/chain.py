@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, check_range
-from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.core.types import NEVER, LogWeights, PerAnchor, Scores
 from hardneg.search.draws import uniform_columns
-from hardneg.state.metropolis import Batch, Memory, Visits, metropolis_hastings
+from hardneg.state.metropolis import ChainBatch, ChainMemory, Visits, metropolis_hastings
 from hardneg.state.stateful import Stateful, Writes, check_count
 
-PerAnchor = Annotated[Tensor, "b"]
 Draws = tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]
 """Proposed columns (-1: none) and the logarithms of uniform numbers."""
 _no_share = -1e30
@@ -122,7 +121,7 @@ class Chain(Stateful):
         if ids is None:
             raise ArgumentError("Chain", "the ids of the candidates", "ids=None", "pass Keys with ids")
         views = _occurrence(ids) if views is None else views
-        batch = Batch(scores.candidates.detach(), scores.valid, ids, views, slots)
+        batch = ChainBatch(scores.candidates.detach(), scores.valid, ids, views, slots)
         if draws is None:
             steps = int(scores.valid.sum(-1).max()) if num_steps is None else num_steps
             walk = self._drawn(batch, max(steps, 1))
@@ -137,10 +136,10 @@ class Chain(Stateful):
         numbers: Tensor = self.uniforms(tuple(proposals.shape), 1)[0]
         return numbers.log()
 
-    def _drawn(self, batch: Batch, num_steps: int) -> Walk:
+    def _drawn(self, batch: ChainBatch, num_steps: int) -> Walk:
         """Four kernels on a GPU, operations of torch elsewhere: the same draws and visits."""
         if (kernels := _kernels_for(batch)) is not None:
-            memory = Memory(self.state, self.view, self.log_score, self.scored_at, self.seed, self.step)
+            memory = ChainMemory(self.state, self.view, self.log_score, self.scored_at, self.seed, self.step)
             burn_in = int(self.burn_in * num_steps)
             log_visits, end, figures = kernels.walk(batch, memory, num_steps, burn_in, _no_share)
             if self.training:
@@ -151,7 +150,7 @@ class Chain(Stateful):
         allowed = torch.cat([batch.valid, stored != NEVER], dim=1)
         return self._walked(batch, start, stored, (uniform_columns(allowed, numbers[0]), numbers[1].log()))
 
-    def _start(self, batch: Batch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
+    def _start(self, batch: ChainBatch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
         """The column at which each chain stands, -1 for none; those behind the candidates are the views of its state.
 
         And the scores of these: -inf where the state is a candidate.
@@ -164,7 +163,7 @@ class Chain(Stateful):
         start = torch.where(away, batch.candidates.shape[1] + view, start)
         return start, torch.where(here | stored.isnan(), NEVER, stored)
 
-    def _column_of_state(self, batch: Batch, state: Tensor, view: Tensor) -> PerAnchor:
+    def _column_of_state(self, batch: ChainBatch, state: Tensor, view: Tensor) -> PerAnchor:
         """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
         same = (batch.ids == state) & (state >= 0) & batch.valid
         if not same.shape[1]:
@@ -172,7 +171,7 @@ class Chain(Stateful):
         best = (same.int() + (same & (batch.views == view)).int()).max(-1)
         return torch.where(best.values > 0, best.indices, -1)
 
-    def _walked(self, batch: Batch, start: PerAnchor, stored: Tensor, draws: Draws) -> Walk:
+    def _walked(self, batch: ChainBatch, start: PerAnchor, stored: Tensor, draws: Draws) -> Walk:
         values = torch.cat([batch.candidates.double(), stored], dim=1)
         burn_in = int(self.burn_in * draws[0].shape[1])
         visits = _steps_for(values)(values, start, *draws, burn_in)
@@ -181,7 +180,7 @@ class Chain(Stateful):
             self._store(batch, visits.end)
         return walk
 
-    def _walk(self, batch: Batch, visits: Visits, num_counted: int) -> Walk:
+    def _walk(self, batch: ChainBatch, visits: Visits, num_counted: int) -> Walk:
         slots, counts = batch.slots, visits.counts[:, : batch.candidates.shape[1]]
         inside = counts.sum(-1)
         log_visits = torch.where(counts > 0, counts.log(), NEVER)
@@ -197,7 +196,7 @@ class Chain(Stateful):
             age=torch.where(known, (self.step - scored_at).double(), float("nan")),
         )
 
-    def _store(self, batch: Batch, end: Tensor) -> None:
+    def _store(self, batch: ChainBatch, end: Tensor) -> None:
         """The end of each walk; one that ends outside the candidates keeps its id and scores as they were."""
         slots, num_candidates = batch.slots, batch.candidates.shape[1]
         writes, at = Writes(slots), slots.clamp(min=0)
@@ -230,11 +229,11 @@ def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
     return torch.empty_like(ids).scatter(1, order, torch.arange(ids.shape[1], device=ids.device) - first)
 
 
-def _log_norm(batch: Batch, num_counted: int) -> PerAnchor:
+def _log_norm(batch: ChainBatch, num_counted: int) -> PerAnchor:
     return torch.full_like(batch.slots, num_counted, dtype=batch.candidates.dtype).log()
 
 
-def _kernels_for(batch: Batch) -> Any | None:
+def _kernels_for(batch: ChainBatch) -> Any | None:
     """The module with the kernels, if they serve."""
     if not batch.candidates.is_cuda:  # Triton, slow to import, is for a GPU
         return None

@@ -18,7 +18,7 @@ PerStep = Annotated[Tensor, "b k"]
 PerColumn = Annotated[Tensor, "b n"]
 
 
-class Memory(NamedTuple):
+class ChainMemory(NamedTuple):
     """The buffers of the chains: where each stands, in which view, with which scores of its views, and since when."""
 
     state: Annotated[Tensor, "c"]
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     step: Tensor
 
 
-class Batch(NamedTuple):
+class ChainBatch(NamedTuple):
     """The candidates of each chain, and the place of its memory."""
 
     candidates: PerColumn

@@ -17,7 +17,7 @@ from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at, uniforms_at
 from hardneg.core.tensors import outside_graphs
 
-Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 
 
 class Stateful(nn.Module):
@@ -61,13 +61,13 @@ class Stateful(nn.Module):
         buffer.fill_(value)
         self._looked_up[name] = buffer, buffer._version, value
 
-    def looked_up(self, name: str, read: Callable[[Tensor], Found]) -> Found:
+    def looked_up(self, name: str, read: Callable[[Tensor], Kept]) -> Kept:
         """What ``read`` finds in a buffer; read again only after something else than ``set_number`` has changed it."""
         buffer: Tensor = getattr(self, name)
         seen = self._looked_up.get(name)
         if seen is None or seen[0] is not buffer or seen[1] != buffer._version:
             seen = self._looked_up[name] = buffer, buffer._version, read(buffer)
-        found: Found = seen[2]
+        found: Kept = seen[2]
         return found
 
     @outside_graphs

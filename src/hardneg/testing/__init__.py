@@ -11,7 +11,7 @@ from hardneg.testing.examples import make_pairing as make_pairing
 from hardneg.testing.examples import make_scores as make_scores
 from hardneg.testing.examples import take_columns as take_columns
 from hardneg.testing.examples import take_rows as take_rows
-from hardneg.testing.rules import Rule, compiles
+from hardneg.testing.rules import Check, compiles
 from hardneg.testing.rules import rules_of_text as rules_of_text
 from hardneg.testing.rules import rules_of_weights as rules_of_weights
 
@@ -44,7 +44,7 @@ def _examples(cls: type[Negatives]) -> list[Negatives]:
         ) from error
 
 
-def _apply(rule: Rule, negatives: Negatives) -> None:
+def _apply(rule: Check, negatives: Negatives) -> None:
     try:
         problem = rule(negatives)
     except Exception as error:

@@ -18,11 +18,11 @@ from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.testing.examples import make_pairing, make_scores, take_columns, take_rows, weights_by_tiles
 from hardneg.testing.mining import mines_as_whole_rows
 
-Problem = str | None
-Rule = Callable[[Negatives], Problem]
+Violation = str | None
+Check = Callable[[Negatives], Violation]
 
 
-def reads_back(negatives: Negatives) -> Problem:
+def reads_back(negatives: Negatives) -> Violation:
     """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers and names, unless textual = False."""
     if not all(factor.textual for factor in negatives.factors):
         return None
@@ -30,7 +30,7 @@ def reads_back(negatives: Negatives) -> Problem:
     return None if again == negatives else f"reads back as {again!r}, which is not equal; leave eq to the dataclass"
 
 
-def evaluates_schedules(negatives: Negatives) -> Problem:
+def evaluates_schedules(negatives: Negatives) -> Violation:
     """.at(step, total) gives the distribution with numbers for its schedules; do not override it."""
     now = negatives.at(0, 10)
     if isinstance(now, Negatives) and not now.schedules():
@@ -38,7 +38,7 @@ def evaluates_schedules(negatives: Negatives) -> Problem:
     return f"gives {now!r} for .at(0, 10), which still has schedules; do not override at()"
 
 
-def has_shape_and_dtype(negatives: Negatives) -> Problem:
+def has_shape_and_dtype(negatives: Negatives) -> Violation:
     """log_weights is [b, n] in the dtype of the scores, for shared candidates and for private ones."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for private in (False, True):
@@ -57,7 +57,7 @@ def has_shape_and_dtype(negatives: Negatives) -> Problem:
     return None
 
 
-def never_takes_invalid(negatives: Negatives) -> Problem:
+def never_takes_invalid(negatives: Negatives) -> Violation:
     """A candidate that is not valid has the log-weight NEVER."""
     scores = make_scores()
     scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # for more reasons than its id
@@ -66,7 +66,7 @@ def never_takes_invalid(negatives: Negatives) -> Problem:
     return "gives weight to invalid candidates; end with .masked_fill(~scores.valid, NEVER)"
 
 
-def is_a_function(negatives: Negatives) -> Problem:
+def is_a_function(negatives: Negatives) -> Violation:
     """The same scores give the same log-weights, and stay as they are."""
     scores = make_scores()
     first = negatives.log_weights(scores)
@@ -77,7 +77,7 @@ def is_a_function(negatives: Negatives) -> Problem:
     return None
 
 
-def has_sound_values(negatives: Negatives) -> Problem:
+def has_sound_values(negatives: Negatives) -> Violation:
     """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER."""
     log_w = negatives.log_weights(make_scores())
     if (torch.isnan(log_w) | (log_w == torch.inf)).any():
@@ -87,7 +87,7 @@ def has_sound_values(negatives: Negatives) -> Problem:
     return None
 
 
-def ignores_order_of_anchors(negatives: Negatives) -> Problem:
+def ignores_order_of_anchors(negatives: Negatives) -> Violation:
     """Permuting the anchors permutes the rows."""
     scores = make_scores(private=True)
     order = torch.tensor([3, 5, 0, 4, 1, 2])
@@ -97,7 +97,7 @@ def ignores_order_of_anchors(negatives: Negatives) -> Problem:
     return "gives an anchor other weights when the anchors change places; use its tags, not its row number"
 
 
-def ignores_order_of_candidates(negatives: Negatives) -> Problem:
+def ignores_order_of_candidates(negatives: Negatives) -> Violation:
     """Permuting the candidates changes neither the loss nor the kept scores."""
     scores = make_scores()
     order = torch.randperm(scores.valid.shape[1], generator=torch.Generator().manual_seed(1))
@@ -106,7 +106,7 @@ def ignores_order_of_candidates(negatives: Negatives) -> Problem:
     return "chooses others when the candidates change places; use scores and tags, not column numbers"
 
 
-def ignores_invalid(negatives: Negatives) -> Problem:
+def ignores_invalid(negatives: Negatives) -> Violation:
     """Invalid candidates change nothing, whatever their scores."""
     scores = make_scores()
     n = scores.valid.shape[1]
@@ -119,7 +119,7 @@ def ignores_invalid(negatives: Negatives) -> Problem:
     return "changes when invalid candidates are added; leave them out of means, maxima, ranks and counts"
 
 
-def survives_empty_row(negatives: Negatives) -> Problem:
+def survives_empty_row(negatives: Negatives) -> Violation:
     """An anchor without a valid candidate costs nothing and has a zero gradient."""
     scores = make_scores().narrowed(torch.arange(6)[:, None] != 2)
     inputs = _leaves(scores)
@@ -135,13 +135,13 @@ def survives_empty_row(negatives: Negatives) -> Problem:
     )
 
 
-def survives_no_candidates(negatives: Negatives) -> Problem:
+def survives_no_candidates(negatives: Negatives) -> Violation:
     """Scores [b, 0] cost nothing; a maximum of nothing needs a case of its own."""
     losses = _losses(negatives, take_columns(make_scores(), torch.tensor([], dtype=torch.long)))
     return None if (losses == 0).all() else "has a cost without any candidate, for scores [b, 0]"
 
 
-def shows_nan(negatives: Negatives) -> Problem:
+def shows_nan(negatives: Negatives) -> Violation:
     """NaN in a valid supported candidate gives a NaN loss, never a finite one."""
     scores = make_scores()
     supported = negatives.log_weights(scores) != NEVER
@@ -152,7 +152,7 @@ def shows_nan(negatives: Negatives) -> Problem:
     return None
 
 
-def agrees_in_low_precision(negatives: Negatives) -> Problem:
+def agrees_in_low_precision(negatives: Negatives) -> Violation:
     """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors of bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
         scores = make_scores(dtype, temperature=0.01)
@@ -165,7 +165,7 @@ def agrees_in_low_precision(negatives: Negatives) -> Problem:
     return None
 
 
-def composes(negatives: Negatives) -> Problem:
+def composes(negatives: Negatives) -> Violation:
     """OtherLabel() * q and q * OtherLabel() have a finite loss."""
     scores = make_scores()
     other, row = scores.valid & ~scores.same_label("check_negatives"), torch.arange(6)[:, None]
@@ -179,7 +179,7 @@ def composes(negatives: Negatives) -> Problem:
     return None
 
 
-def compiles(negatives: Negatives) -> Problem:
+def compiles(negatives: Negatives) -> Violation:
     """torch.compile(fullgraph=True) takes it: no .item(), no if on the values of a tensor, no loop over rows."""
 
     def loss(positives: Tensor, candidates: Tensor) -> PairLosses:
@@ -196,7 +196,7 @@ def compiles(negatives: Negatives) -> Problem:
     return "has another loss or gradient when compiled; keep no state in log_weights"
 
 
-def works_in_tiles(negatives: Negatives) -> Problem:
+def works_in_tiles(negatives: Negatives) -> Violation:
     """A weight comes from its pair and from declared bounds of its row: any split into tiles is the same."""
     scores = make_scores()
     scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # with ties
@@ -214,7 +214,7 @@ def works_in_tiles(negatives: Negatives) -> Problem:
     return None
 
 
-def declares_what_it_needs(negatives: Negatives) -> Problem:
+def declares_what_it_needs(negatives: Negatives) -> Violation:
     """A class with log_weights(scores) alone weighs each candidate by itself, or says ranks = True."""
     if negatives.pointwise or any(factor.looks_around for factor in negatives.factors):
         return None
@@ -235,7 +235,7 @@ _what_to_write = (
 )
 
 
-def streams(negatives: Negatives) -> Problem:
+def streams(negatives: Negatives) -> Violation:
     """The streamed loss has the value and the gradient of the dense one, for shared and private candidates."""
     if not negatives.pointwise:
         return None
@@ -251,8 +251,8 @@ def streams(negatives: Negatives) -> Problem:
     return None
 
 
-rules_of_text: tuple[Rule, ...] = (reads_back, evaluates_schedules)
-rules_of_weights: tuple[Rule, ...] = (
+rules_of_text: tuple[Check, ...] = (reads_back, evaluates_schedules)
+rules_of_weights: tuple[Check, ...] = (
     has_shape_and_dtype,
     never_takes_invalid,
     is_a_function,

@@ -59,7 +59,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
             f"epochs={options.epochs} and warmup={spec.warmup}",
             f"write warmup={options.epochs - 1} into --batches, or train longer",
         )
-    if isinstance(options, EMC2Options) and not isinstance(spec.planner, planners.Uniform):
+    if isinstance(options, EMC2Options) and not isinstance(spec.planner, planners.UniformPlanner):
         warn_once(
             "emc2.planned_batches",
             f"The chains of emc2 take their proposals from the batch. With --batches {options.batches} they do not "

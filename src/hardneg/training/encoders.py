@@ -24,10 +24,10 @@ from torch.nn.functional import relu
 
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
+from hardneg.training.augmentation.pixels import Images
 from hardneg.training.normalisation import Normalise
 from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone, refusals_of_outside
 
-Images = Annotated[Tensor, "b c h w"]
 Features = Annotated[Tensor, "b d"]
 Norm = Callable[[int], nn.Module]
 

@@ -30,7 +30,7 @@ from hardneg.io.files import output_folder, write_atomically
 from hardneg.io.sealed import sealing
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
-from hardneg.training.augmentation.augment import Views
+from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives
 from hardneg.training.data.inputs import joined
@@ -38,7 +38,7 @@ from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.freshness import Freshness
-from hardneg.training.method import Batch, Build, Encode
+from hardneg.training.method import Batch, Build, EncodeInputs
 from hardneg.training.optimisers import Updates, read_optimiser
 from hardneg.training.options.base import TrainOptions, defaults_of
 from hardneg.training.records import final_of, has_collapsed
@@ -67,7 +67,7 @@ def train(
     options: TrainOptions,
     out: str | Path,
     *,
-    views: Views | Augmentation | None = None,
+    views: MakeImageViews | Augmentation | None = None,
     resume: bool = False,
     allow_other_data: bool = False,
     quiet: bool = False,
@@ -182,7 +182,7 @@ class Loop:
         every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
         return [schedule for schedule in every if isinstance(schedule, adaptive)]
 
-    def _prepared(self, encoder: nn.Module) -> Encode:
+    def _prepared(self, encoder: nn.Module) -> EncodeInputs:
         """An encoder as the options have it called: compiled, in chunks."""
         options, accelerator, encode = self.options, self.accelerator, encoder
         if options.compile:
@@ -305,7 +305,7 @@ class Loop:
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
 
-    def finish(self, splits: Splits, views: Views | Augmentation | None = None) -> None:
+    def finish(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> None:
         """Evaluates and ends the run; the first rank's work, for which the others wait."""
         if self.accelerator.is_main_process:
             figures = self.evaluate(splits, views)
@@ -315,7 +315,7 @@ class Loop:
             self.disk.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
         self.accelerator.wait_for_everyone()
 
-    def evaluate(self, splits: Splits, views: Views | Augmentation | None = None) -> dict[str, Any]:
+    def evaluate(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> dict[str, Any]:
         """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
         records = [record for record in self.disk.metrics() if "loss" in record]
         figures: dict[str, Any] = {"share_seen": self.share_seen}

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import Inputs
-from hardneg.training.data.items import Items, Mined
+from hardneg.training.data.items import Items, MinedRows
 from hardneg.training.records import COLLAPSED_SIMILARITY
 
-Encode = Callable[[Inputs], Tensor]
+EncodeInputs = Callable[[Inputs], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Batch:
     views: Inputs  # [2b]: the first views, then the second ones
     ids: Tensor  # [b], positions in the data set
     labels: Tensor | None  # [b]
-    mined: Mined | None = None  # negatives beside the batch, if the data has any
+    mined: MinedRows | None = None  # negatives beside the batch, if the data has any
 
     @property
     def first(self) -> Inputs:
@@ -59,11 +59,11 @@ class Method(nn.Module, ABC):
         """What the recipe has worked out from the data for options that were not given; printed when a run begins."""
         return {}
 
-    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+    def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
         """Applies ``how`` to encoders beside the trained one, so that they are called as it is: compiled, in chunks."""
 
     @abstractmethod
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """The loss of a batch; sets ``last`` and ``keys``, or what replaces them in ``diagnose`` and ``harvest``."""
 
     def recorded(self, loss: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Warned(NamedTuple):
     text: str
 
 
-class Memory(NamedTuple):
+class PeakMemory(NamedTuple):
     """Bytes: of the process, and of its GPU."""
 
     host: int
@@ -246,14 +246,14 @@ class Run:
         except (Damaged, KeyError, TypeError):
             return [Warned("damaged", f"{path.name} is damaged: what the run warned of is not known.")]
 
-    def took(self, memory: Memory) -> None:
+    def took(self, memory: PeakMemory) -> None:
         write_json(self.path / "memory.json", memory._asdict())
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> PeakMemory | None:
         """What it held when it last recorded it; None before its first epoch has ended, and if the file is damaged."""
         path = self.path / "memory.json"
         try:
-            return Memory(**read_json(path, "delete it", who="train")) if path.exists() else None
+            return PeakMemory(**read_json(path, "delete it", who="train")) if path.exists() else None
         except (Damaged, TypeError):
             return None
 

@@ -21,13 +21,13 @@ from hardneg.training.data.items import Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import has_batch_statistics
 from hardneg.training.options import TrainOptions
-from hardneg.training.runs import Memory
+from hardneg.training.runs import PeakMemory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from rich.console import Console
 
-Model = TypeVar("Model", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 OURS = "hardneg"
 CUDA_CONTEXT = 600 * 2**20  # bytes
 
@@ -74,12 +74,12 @@ def _forget_another_run(state: Any, precision: str, on_cpu: bool) -> None:
         state._reset_state(reset_partial_state=now["num_processes"] == 1)
 
 
-def synchronised(method: Model, accelerator: Accelerator) -> Model:
+def synchronised(method: AnyModule, accelerator: Accelerator) -> AnyModule:
     """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
     if accelerator.num_processes == 1 or not has_batch_statistics(method):
         return method
     if accelerator.device.type == "cuda":
-        return cast(Model, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
+        return cast(AnyModule, nn.SyncBatchNorm.convert_sync_batchnorm(method))  # type: ignore[no-untyped-call]
     if accelerator.is_main_process:
         warn_once(
             "training.batch_statistics",
@@ -117,10 +117,10 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
     )
 
 
-def held_memory(device: torch.device) -> Memory:
+def held_memory(device: torch.device) -> PeakMemory:
     """What this process holds now, and the most it has held of its GPU, with what CUDA keeps beside the tensors."""
     host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
-    return Memory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
+    return PeakMemory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
 
 
 @contextmanager

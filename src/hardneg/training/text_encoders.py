@@ -21,9 +21,8 @@ from hardneg.core.errors import ArgumentError, NoFile, UnknownName, optional
 from hardneg.core.keyed import uniforms
 from hardneg.io.functions import loading_model
 from hardneg.training.data.tokens import NUM_BUCKETS, Ragged, Tokens, tokenizer_for
-from hardneg.training.encoders import Encoder, Represent, seeded
+from hardneg.training.encoders import Encoder, Features, Represent, seeded
 
-Features = Annotated[Tensor, "b d"]
 KINDS = ("auto", "hashed", "hf:PATH", "st:PATH")
 MANY = 4096
 """Texts that are padded to one length."""

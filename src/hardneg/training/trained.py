@@ -18,7 +18,7 @@ from hardneg.core.errors import ArgumentError, DataChanged
 from hardneg.io.sealed import digest_of
 from hardneg.training.data.items import Items, Repeated, Splits
 
-Record = dict[str, Any]
+TrainedRecord = dict[str, Any]
 
 
 def fingerprint(data: Items) -> str:
@@ -48,10 +48,10 @@ def content_of(part: Tensor) -> Any:
     return flat.view(torch.uint8).numpy()
 
 
-def data_record(splits: Splits, benchmark: str | None = None) -> Record:
+def data_record(splits: Splits, benchmark: str | None = None) -> TrainedRecord:
     """What a run records of its data: of each split, and of a benchmark's files, the numbers and the fingerprint."""
     there = {name: data for name, data in zip(Splits._fields, splits, strict=True) if data is not None}
-    found: Record = {name: {**data.record(), "fingerprint": fingerprint(data)} for name, data in there.items()}
+    found: TrainedRecord = {name: {**data.record(), "fingerprint": fingerprint(data)} for name, data in there.items()}
     if benchmark is not None:
         path = Path(benchmark.partition(":")[2])
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -60,17 +60,17 @@ def data_record(splits: Splits, benchmark: str | None = None) -> Record:
     return found
 
 
-def count_in(record: Record) -> int:
+def count_in(record: TrainedRecord) -> int:
     """The number of items in the record of a split; that of images calls them images."""
     return int(record["images"] if "images" in record else record.get("items", 0))
 
 
-def noun_in(record: Record) -> str:
+def noun_in(record: TrainedRecord) -> str:
     """What the items of the record of a split are called, one of them."""
     return str(record.get("noun", "image"))
 
 
-def check_same_data(who: str, path: Path, before: Record, now: Record) -> None:
+def check_same_data(who: str, path: Path, before: TrainedRecord, now: TrainedRecord) -> None:
     """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
     then, here = ({split: one.get("fingerprint") for split, one in record.items()} for record in (before, now))
     changed = [split for split in (*Splits._fields, "benchmark") if then.get(split) != here.get(split)]
@@ -95,7 +95,7 @@ def is_data_record(record: Any) -> bool:
         return False
 
 
-def _shown(split: str, record: Record | None) -> str:
+def _shown(split: str, record: TrainedRecord | None) -> str:
     if record is None:
         return f"no {split} split"
     return f"{count_in(record)} {split} {noun_in(record)}s with fingerprint {record['fingerprint']}"

@@ -13,4 +13,4 @@ from hardneg.batching.planners.proximity import Proximity as Proximity
 from hardneg.batching.planners.proximity import falling as falling
 from hardneg.batching.planners.sources import SingleSource as SingleSource
 from hardneg.batching.planners.strata import Strata as Strata
-from hardneg.batching.planners.uniform import Uniform as Uniform
+from hardneg.batching.planners.uniform import UniformPlanner as UniformPlanner

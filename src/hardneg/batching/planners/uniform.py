@@ -12,7 +12,7 @@ from hardneg.batching.planners.base import Planner
 
 
 @dataclass(frozen=True)
-class Uniform(Planner):
+class UniformPlanner(Planner):
     """Any instance is as likely as any other.
 
     >>> plan = Uniform().plan(10, batch_size=4)

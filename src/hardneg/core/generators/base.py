@@ -14,7 +14,7 @@ from hardneg.core.tiles import NEVER
 from hardneg.core.types import Keys, Tags
 from hardneg.core.views import batch_ids
 
-Made = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
+GeneratedVectors = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
 _registry: dict[str, type[Generator]] = {}
 
 
@@ -34,7 +34,7 @@ class Generator(ABC):
         _registry[cls.name] = cls
 
     @abstractmethod
-    def make(self, pairing: Pairing, step: int) -> Made:
+    def make(self, pairing: Pairing, step: int) -> GeneratedVectors:
         """Vectors, or vectors and which of them are real, where an anchor may have no negative to make them from."""
 
     def __call__(self, pairing: Pairing, step: int) -> Pairing:

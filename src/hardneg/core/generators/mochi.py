@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import check_counts
-from hardneg.core.generators.base import Generator, Made, hardest
+from hardneg.core.generators.base import GeneratedVectors, Generator, hardest
 from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
 from hardneg.core.tensors import unit
@@ -35,7 +35,7 @@ class MoCHi(Generator):
         check_counts("mochi", self, "num_mixed", "num_with_anchor", "seed", least=0)
 
     @torch.no_grad()
-    def make(self, pairing: Pairing, step: int) -> Made:
+    def make(self, pairing: Pairing, step: int) -> GeneratedVectors:
         hard, real = hardest(pairing, self.num_hardest)
         anchors, count = pairing.anchors.vectors, real.sum(1).clamp(min=1)
         rows = torch.arange(len(anchors), device=anchors.device)

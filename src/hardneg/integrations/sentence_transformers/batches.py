@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.batching.filler import Guard
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
-from hardneg.batching.planners import Planner, Proximity, Uniform
+from hardneg.batching.planners import Planner, Proximity, UniformPlanner
 from hardneg.batching.planners.base import text_of
 from hardneg.batching.refresh import Refresh, eval_mode
 from hardneg.batching.sampler import PlanIterator, PlannedBatchSampler
@@ -92,7 +92,7 @@ class HardBatches(LossCallback):
         options: dict[str, Any] = {"seed": (seed or 0) if self.seed is None else self.seed, "drop_last": drop_last}
         size = min(batch_size, len(dataset))
         if own is None:
-            return PlannedBatchSampler(Uniform(), len(dataset), size, **options)
+            return PlannedBatchSampler(UniformPlanner(), len(dataset), size, **options)
         if getattr(dataset, "fresh", self.fresh) is not self.fresh:
             what = "the FreshNegatives whose data set is trained on"
             raise argument_error("HardBatches", what, "fresh", self.fresh, "its negatives would stay random")

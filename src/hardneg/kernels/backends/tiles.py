@@ -16,8 +16,8 @@ from hardneg.core.bounds import Largest
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.pairing import Pairing, check_parts
-from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatistics, statistics_of
-from hardneg.kernels.plan import Leaf, Plan, with_gradient
+from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatisticsPass, statistics_of
+from hardneg.kernels.plan import Leaf, SweepPlan, with_gradient
 from hardneg.kernels.products import narrows
 from hardneg.kernels.sweep import bounds_of, sweep
 from hardneg.negatives.base import Negatives, not_pointwise
@@ -43,7 +43,7 @@ class Tiles:
             check_parts(pairing.guide)
         ready = pairing.prepared()
         own = _own_scores(pairing, ready)
-        plan = Plan(ready, negatives.factors, objective, own, self.tile, narrows(pairing.anchors.vectors))
+        plan = SweepPlan(ready, negatives.factors, objective, own, self.tile, narrows(pairing.anchors.vectors))
         ready = ready.changed(positives=plan.pairing.positives)  # drop vectors that are not needed again
         row = _row(plan, ready, own)
         sum_pairs = partial(_sum_promoted, plan, ready, row) if pairing.label_positives else None
@@ -58,7 +58,7 @@ def _own_scores(pairing: Pairing, ready: Pairing) -> Annotated[Tensor, "b p"]:
     return (first * second).sum(-1, keepdim=True).repeat(2, 1) / ready.temperature
 
 
-def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
+def _row(plan: SweepPlan, pairing: Pairing, own: Tensor) -> Row:
     """Compute the statistics of all rows, and before them the bounds of the factors."""
     bounds = bounds_of(plan)
     leaves, last = list(plan.leaves), Leaf(own, True)
@@ -68,11 +68,11 @@ def _row(plan: Plan, pairing: Pairing, own: Tensor) -> Row:
         largest.append((*place, len(leaves)))
         leaves.append(Leaf(value, value.ndim > 0))
     plan.functions = replace(plan.functions, largest=tuple(largest))
-    values = sweep(RowStatistics(plan, [*leaves, last], bounds), pairing, [*leaves, last])
+    values = sweep(RowStatisticsPass(plan, [*leaves, last], bounds), pairing, [*leaves, last])
     return Row(dict(zip(statistics_of(plan.objective), values, strict=True)), pairing.temperature)
 
 
-def _sum_promoted(plan: Plan, pairing: Pairing, row: Row, objective: Objective) -> tuple[Tensor, Tensor]:
+def _sum_promoted(plan: SweepPlan, pairing: Pairing, row: Row, objective: Objective) -> tuple[Tensor, Tensor]:
     """Sum the losses of each anchor's positives by label, and count them; the plan has the objective."""
     assert objective is plan.objective
     names = tuple(row.statistics)

@@ -24,7 +24,7 @@ from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.triton.edges import Sizes
 from hardneg.kernels.triton.labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton.own import own_similarity
-from hardneg.kernels.triton.sides import NOT_WIDE, SORTED_FROM, Temperature, is_wide, supports
+from hardneg.kernels.triton.sides import NOT_WIDE, SORTED_FROM, HostTemperature, is_wide, supports
 from hardneg.kernels.triton.statistics import RowStatistics, row_statistics, two_view_losses
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
@@ -100,7 +100,7 @@ def rows_of_closed_family(pairing: Pairing, negatives: Negatives, objective: Obj
     """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch."""
     form = negatives.closed_form()
     assert form is not None
-    temperature = Temperature.of(pairing.temperature)
+    temperature = HostTemperature.of(pairing.temperature)
     check_temperature("ContrastiveLoss", temperature.value)
     tau_plus = _fused_tau_plus(objective)
     two_views = pairing.num_views == 2 and pairing.itself and not pairing.label_positives
@@ -122,7 +122,7 @@ def _fused_tau_plus(objective: Objective) -> float | None:
     return known_number(objective.tau_plus) if fused else None  # type: ignore[arg-type]
 
 
-def _two_views(pairing: Pairing, form: ClosedForm, temperature: Temperature, tau_plus: float) -> RowResult:
+def _two_views(pairing: Pairing, form: ClosedForm, temperature: HostTemperature, tau_plus: float) -> RowResult:
     found = two_view_losses(
         pairing.anchors.vectors,
         temperature=temperature,
@@ -153,7 +153,7 @@ def _has_unit_norm(pairing: Pairing) -> bool:
 class _Swept:
     """Anchors against all their candidates as one side."""
 
-    def __init__(self, pairing: Pairing, form: ClosedForm, temperature: Temperature) -> None:
+    def __init__(self, pairing: Pairing, form: ClosedForm, temperature: HostTemperature) -> None:
         self.pairing, self.form, self.temperature = pairing, form, temperature
         anchors, pools = pairing.anchors, pairing.candidates
         self.anchor_ids, self.ids = anchors.ids, None if pairing.itself else _joined_ids(pools)

@@ -237,14 +237,14 @@ class Sizes(NamedTuple):
         return torch.where(hints.isnan(), 0.0, hints).contiguous()
 
 
-class Edges(NamedTuple):
+class RowEdges(NamedTuple):
     """Of each row both edges: their values, and the last place of those with that value that are within them."""
 
     value: Annotated[Tensor, "b 2"]
     place: Annotated[Tensor, "b 2"]
 
     @classmethod
-    def empty(cls, rows: int, device: torch.device) -> Edges:
+    def empty(cls, rows: int, device: torch.device) -> RowEdges:
         """Nothing is within them."""
         place = torch.full((rows, 2), -1, dtype=torch.int32, device=device)
         return cls(torch.full((rows, 2), math.inf, device=device), place)
@@ -280,7 +280,7 @@ def edges(
     ``slack``: by how many ranks, as a share of the row, an edge may be off.
     """
     rows, n = value.shape
-    found, wanted = Edges.empty(rows, value.device), Sizes.of(*sizes, count, slack, n)
+    found, wanted = RowEdges.empty(rows, value.device), Sizes.of(*sizes, count, slack, n)
     if n:
         value = value if value.stride(1) == 1 else value.contiguous()
         found.find(value, 0, wanted, wanted.hints(value[:, :: max(1, n // SAMPLE)], n))

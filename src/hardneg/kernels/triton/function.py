@@ -14,8 +14,18 @@ from torch import Tensor
 from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.triton import gradients as triton_gradients
 from hardneg.kernels.triton import rows as triton_rows
-from hardneg.kernels.triton.edges import SAMPLE, Edges, Sizes
-from hardneg.kernels.triton.sides import Block, Side, Tags, block_of, is_wide, padded, sides_from, sides_of, switches
+from hardneg.kernels.triton.edges import SAMPLE, RowEdges, Sizes
+from hardneg.kernels.triton.sides import (
+    BlockShape,
+    SideTags,
+    SweepSide,
+    block_of,
+    is_wide,
+    padded,
+    sides_from,
+    sides_of,
+    switches,
+)
 from hardneg.kernels.triton.wide import Wide
 
 LOG2_E = math.log2(math.e)
@@ -34,7 +44,7 @@ def spread(temperature: float, beta: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LaunchPlan:
     """The numbers and switches of one call."""
 
     temperature: float
@@ -91,9 +101,9 @@ class RowStatisticsFunction(torch.autograd.Function):
         anchors: Tensor,
         candidates: Tensor | None,
         temperature: Tensor | None,
-        tags: Tags,
+        tags: SideTags,
         band: Band,
-        plan: Plan,
+        plan: LaunchPlan,
     ) -> tuple[Tensor, ...]:
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
@@ -115,7 +125,7 @@ class RowStatisticsFunction(torch.autograd.Function):
         rows, columns, saved = sides_from(saved)
         band, sums, window, (*slopes, views) = saved[:2], saved[2:5], saved[5:7], saved[7:]
         grad_anchors, grad_candidates, grad_temperature = None, None, None
-        upstream = Upstream(g_loss if plan.views else g_mean, g_mass, *slopes)
+        upstream = StatisticGradients(g_loss if plan.views else g_mean, g_mass, *slopes)
         if upstream.mean is None and g_mass is None:
             return None, None, None, None, None, None
         own, pull, unit = _coefficients(upstream, rows, sums, plan)
@@ -137,7 +147,7 @@ class RowStatisticsFunction(torch.autograd.Function):
 
 
 def _sweep(
-    rows: Side, columns: Side, band: Band, plan: Plan, views: Tensor | None
+    rows: SweepSide, columns: SweepSide, band: Band, plan: LaunchPlan, views: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
     """Statistics (and losses) as given, sums as sorted, the slopes of the losses by log_mean and positive, edges."""
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
@@ -172,13 +182,13 @@ def _sweep(
 
 
 def _sweep_products(
-    rows: Side, columns: Side, plan: Plan, block: Block, launch: tuple[Any, ...]
+    rows: SweepSide, columns: SweepSide, plan: LaunchPlan, block: BlockShape, launch: tuple[Any, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
     outputs, numbers, same = launch
     wide, edges, search = Wide.of(rows, columns), None, None
     if plan.window is not None:
-        edges = Edges.empty(len(rows.vectors), rows.vectors.device)
+        edges = RowEdges.empty(len(rows.vectors), rows.vectors.device)
         hints = plan.window.hints(wide.sample(SAMPLE), len(columns.vectors))
         search = partial(edges.find, sizes=plan.window, hints=hints, ids=(rows.ids, columns.ids))
     launch_chunk = triton_rows.forward_of_products.bind(
@@ -195,7 +205,7 @@ def _sweep_products(
     return edges or (None, None)
 
 
-class Upstream(NamedTuple):
+class StatisticGradients(NamedTuple):
     """Gradients of log_mean and log_mass; with slopes, of losses whose slopes by log_mean and the positive they are."""
 
     mean: Tensor | None
@@ -217,7 +227,7 @@ class Upstream(NamedTuple):
 
 
 def _coefficients(
-    upstream: Upstream, rows: Side, sums: Sequence[Tensor], plan: Plan
+    upstream: StatisticGradients, rows: SweepSide, sums: Sequence[Tensor], plan: LaunchPlan
 ) -> tuple[Coefficients, Tensor | None, Tensor]:
     """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
     b, half = rows.vectors.shape[0], rows.vectors.dtype == torch.float16
@@ -245,13 +255,13 @@ class _Given(NamedTuple):
 
 
 def _gradient(
-    rows: Side,
-    columns: Side,
+    rows: SweepSide,
+    columns: SweepSide,
     of_rows: Coefficients | None,
     of_columns: Coefficients | None,
     band: Band,
     unit: Tensor,
-    plan: Plan,
+    plan: LaunchPlan,
     given: _Given,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error
 from hardneg.core.tensors import first_derivative_only
+from hardneg.core.types import PerAnchor
 from hardneg.kernels.triton import positives as triton_positives
 from hardneg.kernels.triton.function import LOG2_E
 from hardneg.kernels.triton.sides import (
-    PerAnchor,
+    HostTemperature,
     PerCandidate,
-    Side,
-    Tags,
-    Temperature,
+    SideTags,
+    SweepSide,
     block_of,
     served,
     sides_from,
@@ -39,7 +39,7 @@ class PositiveStatistics(NamedTuple):
     """Their number, int32."""
 
 
-class PairLosses(NamedTuple):
+class LabelLosses(NamedTuple):
     total: PerAnchor
     """sum over the anchor's positives of softplus(log_negative - score)."""
     num_positives: PerAnchor
@@ -49,7 +49,7 @@ def positive_statistics(
     anchors: Annotated[Tensor, "b d"],
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
-    temperature: float | Tensor | Temperature,
+    temperature: float | Tensor | HostTemperature,
     anchor_labels: PerAnchor,
     candidate_labels: PerCandidate | None = None,
     anchor_ids: PerAnchor | None = None,
@@ -61,7 +61,7 @@ def positive_statistics(
     The arguments are those of ``row_statistics``; own positives that are no candidates, like the other view of the
     anchor, are the caller's.
     """
-    tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
+    tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     return PositiveStatistics(*_apply("positive_statistics", anchors, candidates, temperature, tags, normalize, None))
 
 
@@ -70,35 +70,35 @@ def pair_losses(
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
     log_negative: PerAnchor,
-    temperature: float | Tensor | Temperature,
+    temperature: float | Tensor | HostTemperature,
     anchor_labels: PerAnchor,
     candidate_labels: PerCandidate | None = None,
     anchor_ids: PerAnchor | None = None,
     candidate_ids: PerCandidate | None = None,
     normalize: bool = False,
-) -> PairLosses:
+) -> LabelLosses:
     """InfoNCE summed over same-label candidates, each the only positive in its denominator: H-SCL.
 
     log_negative: log M + log E_q[e^s] of each anchor, which gets a gradient; -inf makes its pairs cost 0.
     """
-    tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
+    tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     total, _, count = _apply("pair_losses", anchors, candidates, temperature, tags, normalize, log_negative)
-    return PairLosses(total, count)
+    return LabelLosses(total, count)
 
 
 def _apply(
     who: str,
     anchors: Tensor,
     candidates: Tensor | None,
-    temperature: float | Tensor | Temperature,
-    tags: Tags,
+    temperature: float | Tensor | HostTemperature,
+    tags: SideTags,
     normalize: bool,
     log_negative: Tensor | None,
 ) -> Any:
     anchors, candidates = served(who, anchors, candidates, temperature)
     if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
-    value, learned = Temperature.of(temperature)
+    value, learned = HostTemperature.of(temperature)
     return _Positives.apply(  # type: ignore[no-untyped-call]
         anchors, candidates, learned, log_negative, tags, value, normalize
     )
@@ -112,7 +112,7 @@ class _Positives(torch.autograd.Function):
         candidates: Tensor | None,
         learned: Tensor | None,
         log_negative: Tensor | None,
-        tags: Tags,
+        tags: SideTags,
         temperature: float,
         normalize: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +144,7 @@ class _Positives(torch.autograd.Function):
         return grad_anchors, grad_candidates, grad_learned, grad_offset, None, None, None
 
 
-class Upstream(NamedTuple):
+class LabelGradients(NamedTuple):
     """P, Q and L of the derivation, gradients divided by ``unit``; None for Q where each pair has a loss of its own."""
 
     p: Tensor
@@ -153,17 +153,19 @@ class Upstream(NamedTuple):
     unit: Tensor
 
 
-def _upstream(g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor | None, dtype: torch.dtype) -> Upstream:
+def _upstream(
+    g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor | None, dtype: torch.dtype
+) -> LabelGradients:
     largest = g_first.abs().amax() + (0.0 if offset is not None else g_second.abs().amax())
     unit = torch.where(largest == 0, 1.0, largest * (4.0 / 2.0**14 if dtype == torch.float16 else 1.0))
     if offset is not None:
-        return Upstream(g_first / unit, None, offset, unit)
+        return LabelGradients(g_first / unit, None, offset, unit)
     # An anchor without a positive has an LSE of -inf, and a gradient of nothing.
-    return Upstream(g_first / unit, g_second / unit, torch.where(first == -math.inf, 0.0, first), unit)
+    return LabelGradients(g_first / unit, g_second / unit, torch.where(first == -math.inf, 0.0, first), unit)
 
 
 def _sweep(
-    rows: Side, columns: Side, offset: Tensor | None, temperature: float, itself: bool
+    rows: SweepSide, columns: SweepSide, offset: Tensor | None, temperature: float, itself: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     first, second = rows.vectors.new_empty(2, b, dtype=torch.float32).unbind()
@@ -180,7 +182,7 @@ def _sweep(
 
 
 def _gradient(
-    ctx: Any, rows: Side, columns: Side, anchors: Side, parts: Upstream, row: bool, column: bool
+    ctx: Any, rows: SweepSide, columns: SweepSide, anchors: SweepSide, parts: LabelGradients, row: bool, column: bool
 ) -> tuple[Tensor, Tensor]:
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient = torch.empty_like(rows.vectors)

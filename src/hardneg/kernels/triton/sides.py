@@ -22,19 +22,18 @@ SORTED_FROM = 8192
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 
-PerAnchor = Annotated[Tensor, "b"]
 PerCandidate = Annotated[Tensor, "n"]
 
 
-class Temperature(NamedTuple):
+class HostTemperature(NamedTuple):
     """A temperature, read on the host once, and its tensor if that gets a gradient."""
 
     value: float
     learned: Tensor | None = None
 
     @classmethod
-    def of(cls, temperature: float | Tensor | Temperature) -> Temperature:
-        if isinstance(temperature, Temperature):
+    def of(cls, temperature: float | Tensor | HostTemperature) -> HostTemperature:
+        if isinstance(temperature, HostTemperature):
             return temperature
         if not isinstance(temperature, Tensor):
             return cls(float(temperature))
@@ -76,13 +75,13 @@ def served(
     who: str,
     anchors: Tensor,
     candidates: Tensor | None,
-    temperature: float | Tensor | Temperature,
+    temperature: float | Tensor | HostTemperature,
     beta: float = 0.0,
     wide: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Both sides in one type that holds both; raises for what the kernels cannot serve. ``wide``: they may be."""
     others = anchors if candidates is None else candidates
-    given = 1.0 if isinstance(temperature, Temperature) else temperature
+    given = 1.0 if isinstance(temperature, HostTemperature) else temperature
     reason = (cannot_serve if interpreted else supports)(anchors, others, given, beta)
     if reason is None and is_wide(anchors) and not wide:
         reason = NOT_WIDE
@@ -97,7 +96,7 @@ Both = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Tags:
+class SideTags:
     """What is known of both sides besides their vectors."""
 
     ids: Both | None
@@ -114,7 +113,7 @@ class Tags:
         candidate_ids: Tensor | None,
         anchor_labels: Tensor | None,
         candidate_labels: Tensor | None,
-    ) -> Tags:
+    ) -> SideTags:
         """Those that both sides have; in self-similarity the candidates have those of the anchors."""
         if candidates is None:
             candidate_ids, candidate_labels = anchor_ids, anchor_labels
@@ -124,7 +123,7 @@ class Tags:
         return cls(ids, labels, few)
 
 
-class Side(NamedTuple):
+class SweepSide(NamedTuple):
     """Rows or columns of a sweep; with an order, sorted by label or id, so that few blocks need the mask."""
 
     vectors: Tensor
@@ -144,8 +143,8 @@ class Side(NamedTuple):
 
 
 def sides_of(
-    anchors: Tensor, candidates: Tensor | None, tags: Tags, normalize: bool, masked: bool, units: bool = False
-) -> tuple[Side, Side]:
+    anchors: Tensor, candidates: Tensor | None, tags: SideTags, normalize: bool, masked: bool, units: bool = False
+) -> tuple[SweepSide, SweepSide]:
     """Rows and columns: the same where the candidates are the anchors."""
     ids, labels, split = tags.ids, tags.labels, None
     sort = not masked and bool(ids or labels)
@@ -161,10 +160,10 @@ def sides_of(
     return sides[0], sides[-1]
 
 
-def sides_from(saved: tuple[Any, ...]) -> tuple[Side, Side, tuple[Any, ...]]:
+def sides_from(saved: tuple[Any, ...]) -> tuple[SweepSide, SweepSide, tuple[Any, ...]]:
     """Rows, columns and the rest of the tensors that a forward pass saved, in this order."""
-    width = len(Side._fields)
-    return Side(*saved[:width]), Side(*saved[width : 2 * width]), saved[2 * width :]
+    width = len(SweepSide._fields)
+    return SweepSide(*saved[:width]), SweepSide(*saved[width : 2 * width]), saved[2 * width :]
 
 
 def _side(
@@ -174,10 +173,10 @@ def _side(
     normalize: bool,
     units: bool,
     order: Tensor | None = None,
-) -> Side:
+) -> SweepSide:
     vectors = vectors.detach()
     if not normalize:
-        return Side(vectors.contiguous() if order is None else vectors[order], None, ids, labels, order)
+        return SweepSide(vectors.contiguous() if order is None else vectors[order], None, ids, labels, order)
     n, d = vectors.shape
     inverse, slopes = vectors.new_empty(2, n, dtype=torch.float32).unbind()
     scaled = vectors.new_empty(n, d)
@@ -187,12 +186,12 @@ def _side(
             vectors.contiguous(), order, scaled, of_norm_1, inverse, slopes, n, d,
             BM=16, BD=padded(d), SORTED=order is not None, UNIT=units, num_warps=4,
         )  # fmt: skip
-    return Side(scaled, inverse, ids, labels, order, slopes=slopes, units=of_norm_1)
+    return SweepSide(scaled, inverse, ids, labels, order, slopes=slopes, units=of_norm_1)
 
 
 def _sorted_side(
     vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, units: bool
-) -> tuple[Side, Tensor]:
+) -> tuple[SweepSide, Tensor]:
     if labels is None:
         assert ids is not None
         ids, order = ids.sort(stable=True)
@@ -201,7 +200,7 @@ def _sorted_side(
     return _side(vectors, None if ids is None else ids[order], labels, normalize, units, order), labels
 
 
-def _facing(rows: Side, keys: Tensor, others: Tensor, split: Tensor | None) -> Side:
+def _facing(rows: SweepSide, keys: Tensor, others: Tensor, split: Tensor | None) -> SweepSide:
     begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
     return rows._replace(begin=begin, end=end, split=split)
 
@@ -222,7 +221,7 @@ def _numbered_ids(ids: Both, labels: Both) -> tuple[Both, Tensor]:
     return (numbers[: len(ids[0])], numbers[-len(ids[1]) :]), split
 
 
-class Block(NamedTuple):
+class BlockShape(NamedTuple):
     rows: int
     columns: int
     warps: int
@@ -230,21 +229,21 @@ class Block(NamedTuple):
     registers: int | None = None
 
 
-def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False) -> Block:
+def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False) -> BlockShape:
     """The shapes that were fastest on an H200; the same for the same input, so that the bits are too.
 
     ``given``: for products that are made beforehand.
     """
     d = vectors.shape[1]
     if given:
-        return Block(16, 256, 4, 2) if backward else Block(4, 512, 4, 4)
+        return BlockShape(16, 256, 4, 2) if backward else BlockShape(4, 512, 4, 4)
     if vectors.dtype == torch.float32:
-        return Block(64, 32, 4, 2)
+        return BlockShape(64, 32, 4, 2)
     if num_rows < SORTED_FROM:
-        return Block(64, 64, 4, 3)
+        return BlockShape(64, 64, 4, 3)
     if not backward:
-        return Block(128, 64, 4, 2) if d <= 128 else Block(128, 64, 8, 3, 128)
-    return Block(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else Block(128, 64, 8, 3)
+        return BlockShape(128, 64, 4, 2) if d <= 128 else BlockShape(128, 64, 8, 3, 128)
+    return BlockShape(64, 128, 4, 3 if d <= 64 else 2) if d <= 128 else BlockShape(128, 64, 8, 3)
 
 
 def is_wide(vectors: Tensor) -> bool:
@@ -256,7 +255,9 @@ def padded(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def switches(rows: Side, columns: Side, itself: bool, block: Block, without: tuple[str, ...] = ()) -> dict[str, Any]:
+def switches(
+    rows: SweepSide, columns: SweepSide, itself: bool, block: BlockShape, without: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The constants of a launch, but those that the kernel is ``without``."""
     n, d = columns.vectors.shape[0], rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.types import PerAnchor
 from hardneg.kernels.triton.edges import Sizes
-from hardneg.kernels.triton.function import FIXED_SHIFT_BITS, Band, Plan, RowStatisticsFunction, spread
-from hardneg.kernels.triton.sides import PerAnchor, PerCandidate, Tags, Temperature, served
+from hardneg.kernels.triton.function import FIXED_SHIFT_BITS, Band, LaunchPlan, RowStatisticsFunction, spread
+from hardneg.kernels.triton.sides import HostTemperature, PerCandidate, SideTags, served
 from hardneg.kernels.triton.sides import supports as supports
 
 
@@ -35,7 +36,7 @@ def row_statistics(
     anchors: Annotated[Tensor, "b d"],
     candidates: Annotated[Tensor, "n d"] | None = None,
     *,
-    temperature: float | Tensor | Temperature,
+    temperature: float | Tensor | HostTemperature,
     beta: float = 0.0,
     detach: bool = False,
     anchor_ids: PerAnchor | None = None,
@@ -64,14 +65,14 @@ def row_statistics(
     """
     wide = normalize and low is None and high is None
     anchors, candidates = served("row_statistics", anchors, candidates, temperature, beta, wide)
-    value, learned = Temperature.of(temperature)
-    tags = Tags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
+    value, learned = HostTemperature.of(temperature)
+    tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
     if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.labels is not None):
         raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     masked = tags.few or (window is not None and tags.ids is not None)  # ties are broken by column, not by id
-    plan = Plan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
+    plan = LaunchPlan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
     found = RowStatisticsFunction.apply(anchors, candidates, learned, tags, band, plan)  # type: ignore[no-untyped-call]
     return RowStatistics(*found[:3])
 
@@ -89,7 +90,7 @@ class ViewLosses(NamedTuple):
 def two_view_losses(
     vectors: Annotated[Tensor, "2b d"],
     *,
-    temperature: float | Tensor | Temperature,
+    temperature: float | Tensor | HostTemperature,
     beta: float = 0.0,
     detach: bool = False,
     tau_plus: float = 0.0,
@@ -110,10 +111,12 @@ def two_view_losses(
         what = "an even number of rows and tau_plus in [0, 1)"
         raise ArgumentError("two_view_losses", what, f"{rows=}, {tau_plus=}")
     ids = torch.arange(rows // 2, device=vectors.device).repeat(2) if ids is None else ids
-    value, learned = Temperature.of(temperature)
-    tags = Tags.of(vectors, None, ids, None, labels, None)
+    value, learned = HostTemperature.of(temperature)
+    tags = SideTags.of(vectors, None, ids, None, labels, None)
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
-    plan = Plan(value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus))
+    plan = LaunchPlan(
+        value, float(beta), detach, normalize, fixed, True, tags.few, views=True, tau_plus=float(tau_plus)
+    )
     found = RowStatisticsFunction.apply(vectors, None, learned, tags, _band(low, None, vectors), plan)  # type: ignore[no-untyped-call]
     return ViewLosses(found[3], found[4], found[0], found[2])
 

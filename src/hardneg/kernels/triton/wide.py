@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.kernels.products import write_product
-from hardneg.kernels.triton.sides import Side
+from hardneg.kernels.triton.sides import SweepSide
 
 CHUNK_BYTES = 5 * 2**26
 """Of the products of a chunk of the rows."""
@@ -26,7 +26,7 @@ MOST_ROWS = 2**19
 """Of a chunk: a grid of CUDA has less than 2**16 blocks in its second dimension, here of 16 rows each."""
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Rows ``begin`` to ``end - 1``."""
 
     begin: int
@@ -39,25 +39,25 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Wide:
-    rows: Side
-    columns: Side
+    rows: SweepSide
+    columns: SweepSide
     size: int
     """Rows of a chunk."""
     memory: Annotated[Tensor, "r n"]
     """Of the products of a chunk: the same for all, which leaves more of them in the cache."""
 
     @classmethod
-    def of(cls, rows: Side, columns: Side) -> Wide:
+    def of(cls, rows: SweepSide, columns: SweepSide) -> Wide:
         assert rows.units is not None
         b, n = len(rows.vectors), len(columns.vectors)
         size = min(max(CHUNK_BYTES // (2 * max(n, 1)) // MULTIPLE, 1) * MULTIPLE, b, MOST_ROWS)
         return cls(rows, columns, size, rows.units.new_empty(size, n))
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[RowChunk]:
         for begin in range(0, len(self.rows.vectors), max(self.size, 1)):
-            yield Chunk(begin, min(begin + self.size, len(self.rows.vectors)))
+            yield RowChunk(begin, min(begin + self.size, len(self.rows.vectors)))
 
-    def product(self, chunk: Chunk) -> Annotated[Tensor, "r n"]:
+    def product(self, chunk: RowChunk) -> Annotated[Tensor, "r n"]:
         """Written to ``memory``."""
         assert self.rows.units is not None
         assert self.columns.units is not None
@@ -76,6 +76,6 @@ class Wide:
         same = dtype.itemsize == self.memory.itemsize
         return self.memory.view(dtype) if same else torch.empty_like(self.memory, dtype=dtype)
 
-    def add_up(self, chunk: Chunk, e: Annotated[Tensor, "r n"], total: Annotated[Tensor, "b d"]) -> None:
+    def add_up(self, chunk: RowChunk, e: Annotated[Tensor, "r n"], total: Annotated[Tensor, "b d"]) -> None:
         """sum_j e_ij c_j of these rows in float32."""
         write_product(total[chunk.begin : chunk.end], e[: chunk.end - chunk.begin], self.columns.vectors)

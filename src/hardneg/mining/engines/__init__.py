@@ -5,7 +5,7 @@ from __future__ import annotations
 from hardneg.core.errors import argument_error
 from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.local import Local
-from hardneg.mining.engines.parts import Part
+from hardneg.mining.engines.parts import JobPart
 from hardneg.mining.engines.ranks import join_ranks
 from hardneg.mining.engines.ray import Ray
 from hardneg.mining.options import MineOptions
@@ -19,7 +19,7 @@ def engine_of(options: MineOptions) -> Engine:
         if options.engine != "local" or options.workers > 1:
             fix = "leave --engine and --workers out"
             raise argument_error("mine", "one process for a part", "part", options.part, fix)
-        return Part.parse(options.part)
+        return JobPart.parse(options.part)
     if options.engine == "ray":
         return Ray(options.ray_address, options.workers)
     ranks = join_ranks()

@@ -10,7 +10,7 @@ from hardneg.mining.engines.base import Engine, PartDone, Work
 
 
 @dataclass(frozen=True)
-class Part(Engine):
+class JobPart(Engine):
     """Part ``number`` of ``of``, counted from 0: every ``of``-th task of each stage.
 
     Once its share of a stage is done it goes on if the other parts have done theirs, else it ends.
@@ -21,7 +21,7 @@ class Part(Engine):
     first = alone = False
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> JobPart:
         """
         >>> Part.parse("0/4")
         Part(number=0, of=4)

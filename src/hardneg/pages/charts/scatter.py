@@ -17,7 +17,7 @@ _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the name
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-Place = tuple[float, float]
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     return svg(label, "".join(body) + key, width=width, height=height + room, kind=f"chart {kind}")
 
 
-def _apart(places: dict[int, Place], radius: float) -> dict[int, Place]:
+def _apart(places: dict[int, Point], radius: float) -> dict[int, Point]:
     """The places of the dots; those that cover each other are moved apart, so that their numbers can be read."""
     moved = dict(places)
     for _ in range(60):
@@ -93,7 +93,7 @@ def _apart(places: dict[int, Place], radius: float) -> dict[int, Place]:
     return moved
 
 
-def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Place, radius: float) -> str:
+def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Point, radius: float) -> str:
     (x, y), (true_x, true_y) = place, (x_axis(spot.x), y_axis(spot.y))
     low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)  # one standard error either way
     ends = f'x1="{true_x:.1f}" x2="{true_x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
@@ -131,7 +131,7 @@ def _key(spots: Sequence[Spot], width: int, height: int) -> tuple[str, int]:
     return "".join(texts), int(rows * _line + 8) if spots else 0
 
 
-def _names(spots: Sequence[Spot], dots: dict[int, Place], width: int, height: int, written: list[str]) -> list[Spot]:
+def _names(spots: Sequence[Spot], dots: dict[int, Point], width: int, height: int, written: list[str]) -> list[Spot]:
     """Writes names beside their dots where they cover nothing, and returns the spots that have no room for theirs.
 
     A name above or below its dot must be nearer to it than to any other.

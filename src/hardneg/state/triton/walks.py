@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.core.tensors import outside_graphs
 from hardneg.kernels.triton.language import installed, launched, tl
-from hardneg.state.metropolis import Batch, Memory, PerChain, PerColumn
+from hardneg.state.metropolis import ChainBatch, ChainMemory, PerChain, PerColumn
 from hardneg.state.triton.proposals import prepare
 
 GROUP = 32
@@ -129,7 +129,7 @@ def _remember(
     tl.store(scored_at_ptr + slots, tl.load(step_ptr) + tl.zeros_like(slots), mask=inside)
 
 
-def supports(batch: Batch) -> bool:
+def supports(batch: ChainBatch) -> bool:
     """Whether the kernels can serve the chains of a batch."""
     rows, columns = batch.candidates.shape
     floats = batch.candidates.dtype in (torch.float32, torch.float64)
@@ -137,7 +137,7 @@ def supports(batch: Batch) -> bool:
 
 
 @outside_graphs
-def walk(batch: Batch, memory: Memory, num_steps: int, burn_in: int, silent: float) -> Walked:
+def walk(batch: ChainBatch, memory: ChainMemory, num_steps: int, burn_in: int, silent: float) -> Walked:
     """``num_steps`` steps of each chain, of which ``burn_in`` do not count."""
     candidates, valid, ids, views, slots = _in_rows(batch)
     (b, n), v = candidates.shape, memory.log_score.shape[1]
@@ -167,7 +167,7 @@ def walk(batch: Batch, memory: Memory, num_steps: int, burn_in: int, silent: flo
 
 
 @outside_graphs
-def remember(batch: Batch, memory: Memory, end: PerChain, num_instances: int) -> None:
+def remember(batch: ChainBatch, memory: ChainMemory, end: PerChain, num_instances: int) -> None:
     """Where the chains ended; one that ended outside the candidates keeps its id and scores as they were."""
     candidates, _, ids, views, slots = _in_rows(batch)
     b, n = candidates.shape
@@ -179,13 +179,13 @@ def remember(batch: Batch, memory: Memory, end: PerChain, num_instances: int) ->
     torch.autograd.graph.increment_version([memory.state, memory.view, memory.log_score, memory.scored_at])
 
 
-def _in_rows(batch: Batch) -> Batch:
+def _in_rows(batch: ChainBatch) -> ChainBatch:
     """With neighbouring columns side by side in memory."""
     candidates, valid, ids, views, slots = batch
     candidates, ids, views = (
         each if each.stride(1) == 1 else each.contiguous() for each in (candidates.detach(), ids, views)
     )
-    return Batch(candidates, valid.contiguous(), ids, views, slots.contiguous())
+    return ChainBatch(candidates, valid.contiguous(), ids, views, slots.contiguous())
 
 
 def _stride(tag: Annotated[Tensor, "b|1 n"]) -> int:

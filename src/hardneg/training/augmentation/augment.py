@@ -19,7 +19,7 @@ from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.keyed import uniforms
 from hardneg.training.augmentation.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
 
-Views = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
+MakeImageViews = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
 Range = tuple[float, float]
 
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")
@@ -89,7 +89,7 @@ class Augment:
         """The images as they are, normalised as the views are: for evaluation."""
         return self._finished(list((images.to(torch.float32) / 255.0).unbind(1)))
 
-    def compiled(self, **options: Any) -> Views:
+    def compiled(self, **options: Any) -> MakeImageViews:
         """``views`` compiled, one graph that draws and one that does the rest; ``options`` go to torch.compile."""
         return _compiled(self, tuple(sorted(options.items())))
 
@@ -196,7 +196,7 @@ def _between(u: Tensor, low_high: Range) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> Views:
+def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> MakeImageViews:
     # Two graphs: in one, the compiler would draw the parameters of an image again for each of its pixels.
     draw: Callable[..., Parameters] = torch.compile(augment._draw_both, fullgraph=True, **dict(options))
     apply = torch.compile(augment._apply_both, fullgraph=True, **dict(options))

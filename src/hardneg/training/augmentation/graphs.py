@@ -23,7 +23,7 @@ from hardneg.core.errors import UnknownName, check_range
 from hardneg.core.keyed import uniforms
 from hardneg.training.data.packed import Counts, Graphs
 
-Ids = Annotated[Tensor, "g"]
+GraphIds = Annotated[Tensor, "g"]
 
 PER_GRAPH, PER_NODE, PER_EDGE = 0, 1, 2  # streams of random numbers
 NUM_STREAMS = 3
@@ -34,7 +34,7 @@ class Draw:
     """Random numbers of the nodes and edges of a batch: they depend on the id of the graph, not on its place."""
 
     graphs: Graphs
-    ids: Ids
+    ids: GraphIds
     view: int
     epoch: int
     seed: int
@@ -135,11 +135,11 @@ class GraphAugment:
         for names in (self.first, self.second):
             kinds_of(names)
 
-    def views(self, graphs: Graphs, ids: Ids, epoch: int, seed: int) -> tuple[Graphs, Graphs]:
+    def views(self, graphs: Graphs, ids: GraphIds, epoch: int, seed: int) -> tuple[Graphs, Graphs]:
         first, second = (self._view(graphs, ids, view, epoch, seed) for view in (0, 1))
         return first, second
 
-    def _view(self, graphs: Graphs, ids: Ids, view: int, epoch: int, seed: int) -> Graphs:
+    def _view(self, graphs: Graphs, ids: GraphIds, view: int, epoch: int, seed: int) -> Graphs:
         kinds, graphs = kinds_of((self.first, self.second)[view]), graphs.float()
         if not kinds:
             return graphs

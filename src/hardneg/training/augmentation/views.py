@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, GrammarError, UnknownName, argument_error, optional
 from hardneg.core.keyed import uniforms
-from hardneg.training.augmentation.augment import PRESETS, Augment, Views, check_images, preset_for
+from hardneg.training.augmentation.augment import PRESETS, Augment, MakeImageViews, check_images, preset_for
 from hardneg.training.augmentation.pixels import Images, blur_radius
 
 Ids = Annotated[Tensor, "b"]
@@ -42,7 +42,7 @@ class Augmentation(Protocol):
     def plain(self, images: Images) -> Images:
         """The images as evaluation sees them, on the scale of the views."""
 
-    def compiled(self) -> Views:
+    def compiled(self) -> MakeImageViews:
         """``views``, faster where it can be."""
 
 
@@ -59,7 +59,7 @@ class AnyViews:
     values in [0, 1], and ``check_plain`` compares it with the views before a run.
     """
 
-    call: Views
+    call: MakeImageViews
     shown: Callable[[Images], Images] | None = None
 
     def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
@@ -79,7 +79,7 @@ class AnyViews:
             return self.shown(images)
         return getattr(self.call, "less_randomness", as_unit)(images)
 
-    def compiled(self) -> Views:
+    def compiled(self) -> MakeImageViews:
         """As they are: what a callable does is its own."""
         return self.views
 
@@ -130,7 +130,7 @@ def described(augment: Augmentation) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(augment).split()))
 
 
-def as_augmentation(views: Views | Augmentation) -> Augmentation:
+def as_augmentation(views: MakeImageViews | Augmentation) -> Augmentation:
     """An augmentation as it is, or one of any callable; if that has a method ``plain``, evaluation sees its images."""
     if isinstance(views, Augmentation):
         return views

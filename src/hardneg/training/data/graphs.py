@@ -40,7 +40,7 @@ from hardneg.training.evaluation.svm import svm_correct, svm_predict
 from hardneg.training.gin import GIN, two_layers
 from hardneg.training.options import SupervisedOptions, TrainOptions
 
-Views = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
+MakeGraphViews = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
 NORMS = {"auto": "batch", "gin": "batch", "gin-layer": "layer"}
 """The encoders, and how each normalises."""
 
@@ -63,7 +63,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     name: str
     classes: tuple[str, ...] = ()
     augment: GraphAugment = USUAL
-    own_views: Views | None = None
+    own_views: MakeGraphViews | None = None
     noun: ClassVar[str] = "graph"
     has: ClassVar[str] = "nodes"
 

@@ -14,7 +14,7 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error
 from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
 
 
-class Part(NamedTuple):
+class SplitImages(NamedTuple):
     """One split as it was read: images [n, h, w], [n, h, w, c] or [n, c, h, w]."""
 
     images: Array
@@ -22,11 +22,11 @@ class Part(NamedTuple):
     classes: Sequence[str]
 
 
-class Found(NamedTuple):
+class ReadSplits(NamedTuple):
     """What a reader found: the requested splits; without ``num_train`` there is one part only, to be split here."""
 
-    train: Part | None
-    test: Part | None = None
+    train: SplitImages | None
+    test: SplitImages | None = None
     num_train: int | None = None
 
 
@@ -38,7 +38,7 @@ _NPZ = {
 }
 
 
-def read_npz(path: Path) -> Found:
+def read_npz(path: Path) -> ReadSplits:
     arrays = read_arrays("data", path, _NPZ, needed=("images",))
     labels, test_labels = (
         known_labels(arrays[key], f"{key} of {path}") if key in arrays else None for key in ("labels", "test_labels")
@@ -46,29 +46,29 @@ def read_npz(path: Path) -> Found:
     known = [part for part in (labels, test_labels) if part is not None]
     names, numbers = np.unique(np.concatenate(known), return_inverse=True) if known else ((), np.empty(0))
     classes, cut = [str(name) for name in names], 0 if labels is None else len(labels)
-    train = Part(arrays["images"], None if labels is None else numbers[:cut], classes)
+    train = SplitImages(arrays["images"], None if labels is None else numbers[:cut], classes)
     if "test_images" not in arrays:
-        return Found(train)
-    test = Part(arrays["test_images"], None if test_labels is None else numbers[cut:], classes)
-    return Found(train, test, num_train=len(train.images))
+        return ReadSplits(train)
+    test = SplitImages(arrays["test_images"], None if test_labels is None else numbers[cut:], classes)
+    return ReadSplits(train, test, num_train=len(train.images))
 
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
 _SHOWN = 5
 
 
-def read_folder(folder: Path, split: str, size: int | None) -> Found:
+def read_folder(folder: Path, split: str, size: int | None) -> ReadSplits:
     if not folder.is_dir():
         raise NoFile("data", "a folder of images", folder, "where there is none")
     train = folder / "train"
     tests = [folder / name for name in ("test", "val", "valid", "validation") if (folder / name).is_dir()]
     if not train.is_dir() or not tests:
         whole = train if train.is_dir() else folder
-        return Found(_folder_parts([whole], folder, size)[whole])
+        return ReadSplits(_folder_parts([whole], folder, size)[whole])
     test = _test_folder(train, tests)
     left_out, unlabelled = {"train": test, "test": train}.get(split), None if _has_classes(test, train) else test
     parts = _folder_parts([train, test], folder, size, left_out, unlabelled)
-    return Found(parts.get(train), parts.get(test), num_train=len(image_files(train)))
+    return ReadSplits(parts.get(train), parts.get(test), num_train=len(image_files(train)))
 
 
 def _test_folder(train: Path, tests: list[Path]) -> Path:
@@ -90,7 +90,7 @@ def _has_classes(place: Path, train: Path) -> bool:
 
 def _folder_parts(
     places: list[Path], folder: Path, size: int | None, left_out: Path | None = None, unlabelled: Path | None = None
-) -> dict[Path, Part]:
+) -> dict[Path, SplitImages]:
     """The splits in these places, but for one of them, with the classes of all but the unlabelled one."""
     classes = sorted({name for place in places if place != unlabelled for name in _class_names(place)})
     listed = {
@@ -105,7 +105,7 @@ def _folder_parts(
         of_files = np.array([*files.values()])
         labels = known_labels(of_files, f"the class folders of {place}") if classes and place != unlabelled else None
         numbers = None if labels is None else np.array([known.index(name) for name in labels])
-        parts[place] = Part(images, numbers, known)
+        parts[place] = SplitImages(images, numbers, known)
     return parts
 
 
@@ -182,7 +182,7 @@ def _warn_if_dark(images: Array, folder: Path) -> None:
         )
 
 
-def read_hub(path: str, split: str, size: int | None) -> Found:
+def read_hub(path: str, split: str, size: int | None) -> ReadSplits:
     load = optional("datasets", f"hf:{path}", extra="text").load_dataset
     try:
         found = load(path)
@@ -192,15 +192,15 @@ def read_hub(path: str, split: str, size: int | None) -> Found:
     train = found["train"] if "train" in found else next(iter(found.values()))
     test = next((found[name] for name in ("test", "validation") if name in found and found[name] is not train), None)
     if test is None:
-        return Found(_hub_part(path, train, size))
-    return Found(
+        return ReadSplits(_hub_part(path, train, size))
+    return ReadSplits(
         _hub_part(path, train, size) if split != "test" else None,
         _hub_part(path, test, size) if split != "train" else None,
         num_train=len(train),
     )
 
 
-def _hub_part(path: str, rows: Any, size: int | None) -> Part:
+def _hub_part(path: str, rows: Any, size: int | None) -> SplitImages:
     """The first column of images and the first of class labels."""
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
@@ -210,9 +210,9 @@ def _hub_part(path: str, rows: Any, size: int | None) -> Part:
     where = [f"row {i} of hf:{path}" for i in range(len(rows))]
     images = same_shape([pixels(*row, size) for row in zip(rows[image], where, strict=True)], where)
     if label is None:
-        return Part(images, None, ())
+        return SplitImages(images, None, ())
     numbers = np.array([-1 if number is None else number for number in rows[label]])
-    return Part(images, known_labels(numbers, f"{label} of hf:{path}"), rows.features[label].names)
+    return SplitImages(images, known_labels(numbers, f"{label} of hf:{path}"), rows.features[label].names)
 
 
 def read_image(path: Path, size: int | None = None) -> Array:

@@ -34,7 +34,7 @@ from hardneg.core.errors import ArgumentError, UnknownName, argument_error, loca
 from hardneg.io.arrays import Array, warn_of_unseen_classes
 from hardneg.io.functions import names_a_file
 from hardneg.pages.thumbnails import thumbnail
-from hardneg.training.augmentation.augment import Views
+from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import (
     Augmentation,
     as_augmentation,
@@ -43,7 +43,7 @@ from hardneg.training.augmentation.views import (
     check_plain,
     described,
 )
-from hardneg.training.data.image_files import Found, read_folder, read_hub, read_npz
+from hardneg.training.data.image_files import ReadSplits, read_folder, read_hub, read_npz
 from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
@@ -75,7 +75,7 @@ class ImageData(Items):
     classes: tuple[str, ...] = ()
 
     augment: Augmentation | None = field(default=None, repr=False)  # the views, once ``prepared``
-    make_views: Views | None = field(default=None, repr=False)  # the same, compiled with --compile
+    make_views: MakeImageViews | None = field(default=None, repr=False)  # the same, compiled with --compile
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
@@ -134,7 +134,7 @@ class ImageData(Items):
 
     def views_of(self, images: Tensor, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
         """Of any images: those of an id are always the same in an epoch."""
-        make: Views = self._prepared(self.make_views)
+        make: MakeImageViews = self._prepared(self.make_views)
         return make(images, ids, epoch, seed)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tensor:
@@ -244,7 +244,7 @@ def _divided(whole: ImageData) -> tuple[ImageData, ImageData]:
     return (rest if whole.num_labels() > 1 else whole), held
 
 
-def _read(name: str, split: str, root: str | Path | None, size: int | None) -> Found:
+def _read(name: str, split: str, root: str | Path | None, size: int | None) -> ReadSplits:
     check_name(name)
     kind, _, path = name.partition(":")
     if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
@@ -265,7 +265,7 @@ def check_name(name: str) -> None:
         raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=USAGE)
 
 
-def _chosen(name: str, found: Found, split: str) -> ImageData:
+def _chosen(name: str, found: ReadSplits, split: str) -> ImageData:
     """The requested parts; ids run on from the train split into the test split."""
     every = {"train": (found.train, 0), "test": (found.test, found.num_train or 0)}
     parts = [(part, first) for one, (part, first) in every.items() if split in (one, "all") and part is not None]

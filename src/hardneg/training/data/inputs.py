@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @runtime_checkable
-class Rows(Protocol):
+class InputRows(Protocol):
     """A batch that is not one tensor, such as padded texts or packed graphs."""
 
     def __len__(self) -> int: ...

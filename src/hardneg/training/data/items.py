@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.embeddings import pack_bits
-from hardneg.training.data.inputs import Inputs, Rows
+from hardneg.training.data.inputs import InputRows, Inputs
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
@@ -61,7 +61,7 @@ class Shown:
     tiny: bool = False
 
 
-class Mined(NamedTuple):
+class MinedRows(NamedTuple):
     """Negatives that were mined for the items of a batch: ``k`` rows for each item, one item behind the other."""
 
     inputs: Inputs
@@ -196,7 +196,7 @@ class Items(ABC):
     def decay(self, options: TrainOptions) -> float:
         return self.weight_decay if options.weight_decay is None else options.weight_decay
 
-    def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
+    def mined(self, index: Annotated[Tensor, "b"]) -> MinedRows | None:
         """Negatives beside the batch, for recipes that take them."""
         return None
 
@@ -271,7 +271,7 @@ class Items(ABC):
     def _parts(self, *, with_labels: bool = False) -> Iterator[tuple[str, Any]]:
         for one in fields(self):  # type: ignore[arg-type]
             part = getattr(self, one.name)
-            more = one.name == "labels" if with_labels else isinstance(part, Rows | Items)
+            more = one.name == "labels" if with_labels else isinstance(part, InputRows | Items)
             if more or isinstance(part, Tensor | list):
                 yield one.name, part
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from hardneg.core.errors import ArgumentError, NoFile, missing_extra
 from hardneg.io.arrays import Array
-from hardneg.training.data.image_files import Found, Part, read_image
+from hardneg.training.data.image_files import ReadSplits, SplitImages, read_image
 
 
-def _read_digits(split: str, root: Path | None) -> Found:
+def _read_digits(split: str, root: Path | None) -> ReadSplits:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise missing_extra("digits", "sklearn", "eval")
@@ -28,21 +28,21 @@ def _read_digits(split: str, root: Path | None) -> Found:
     with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
     pixels = (table[:, :64] * (255.0 / 16.0)).round().astype(np.uint8)  # 17 grey levels
-    return Found(Part(pixels.reshape(-1, 8, 8), table[:, 64], [str(c) for c in range(10)]))
+    return ReadSplits(SplitImages(pixels.reshape(-1, 8, 8), table[:, 64], [str(c) for c in range(10)]))
 
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def _read_fashion(split: str, root: Path | None) -> Found:
+def _read_fashion(split: str, root: Path | None) -> ReadSplits:
     places = [(root or default_root()) / below for below in (".", "fashion-mnist", "FashionMNIST/raw")]
     places += [] if root else [Path("/usr/share/datasets/fashion-mnist")]
 
-    def part(prefix: str) -> Part:
+    def part(prefix: str) -> SplitImages:
         images, labels = (_find_idx(places, f"{prefix}-{kind}") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-        return Part(_read_idx(images, 3), _read_idx(labels, 1), _FASHION)
+        return SplitImages(_read_idx(images, 3), _read_idx(labels, 1), _FASHION)
 
-    return Found(
+    return ReadSplits(
         part("train") if split != "test" else None, part("t10k") if split != "train" else None, num_train=60_000
     )
 
@@ -99,18 +99,18 @@ _CIFAR = {
 }  # fmt: skip
 
 
-def _read_cifar(name: str, split: str, root: Path | None) -> Found:
+def _read_cifar(name: str, split: str, root: Path | None) -> ReadSplits:
     spec, here = _CIFAR[name], root or default_root()
     for place in (here, here / name):
         if (place / spec.folder / spec.test_file).is_file():
-            read: Callable[[bool], Part] = partial(_cifar_folder, place / spec.folder, spec)
+            read: Callable[[bool], SplitImages] = partial(_cifar_folder, place / spec.folder, spec)
         elif (place / spec.archive).is_file():
             read = partial(_cifar_archive, place / spec.archive, spec)
         elif (place / "labels.npz").is_file() and (place / "test.jpg").is_file():
             read = partial(_cifar_montages, place, spec)
         else:
             continue
-        return Found(read(True) if split != "test" else None, read(False) if split != "train" else None, 50_000)
+        return ReadSplits(read(True) if split != "test" else None, read(False) if split != "train" else None, 50_000)
     fix = (
         f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
         f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
@@ -119,11 +119,11 @@ def _read_cifar(name: str, split: str, root: Path | None) -> Found:
     raise NoFile("data", what, here, "where there is none of them", fix)
 
 
-def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> Part:
+def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> SplitImages:
     return _cifar_pickles(lambda name: (folder / name).open("rb"), spec, train)
 
 
-def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
+def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> SplitImages:
     with tarfile.open(archive) as tar:
 
         def open_file(name: str) -> BinaryIO:
@@ -135,7 +135,7 @@ def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> Part:
         return _cifar_pickles(open_file, spec, train)
 
 
-def _cifar_pickles(open_file: Callable[[str], BinaryIO], spec: Cifar, train: bool) -> Part:
+def _cifar_pickles(open_file: Callable[[str], BinaryIO], spec: Cifar, train: bool) -> SplitImages:
     def read(name: str) -> dict[bytes, Any]:
         with open_file(name) as file:
             content: dict[bytes, Any] = _ArraysOnly(file, encoding="bytes").load()
@@ -144,7 +144,7 @@ def _cifar_pickles(open_file: Callable[[str], BinaryIO], spec: Cifar, train: boo
     batches = [read(name) for name in (spec.train_files if train else (spec.test_file,))]
     images = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
     labels = np.concatenate([batch[spec.label_key] for batch in batches])
-    return Part(images, labels, [name.decode() for name in read(spec.names_file)[spec.names_key]])
+    return SplitImages(images, labels, [name.decode() for name in read(spec.names_file)[spec.names_key]])
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -160,7 +160,7 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
+def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> SplitImages:
     """A compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
     split = "train" if train else "test"
     files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
@@ -172,10 +172,10 @@ def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> Part:
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
         of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
-    return Part(np.concatenate(tiles), of_split, names)
+    return SplitImages(np.concatenate(tiles), of_split, names)
 
 
-NAMED: dict[str, Callable[[str, Path | None], Found]] = {
+NAMED: dict[str, Callable[[str, Path | None], ReadSplits]] = {
     "digits": _read_digits,
     "fashion-mnist": _read_fashion,
     "cifar10": partial(_read_cifar, "cifar10"),

@@ -21,8 +21,8 @@ from torch.nn.functional import one_hot
 
 from hardneg.core.errors import ArgumentError
 
-Nodes = Annotated[Tensor, "n f"]
-Edges = Annotated[Tensor, "2 m"]
+NodeFeatures = Annotated[Tensor, "n f"]
+EdgeIndex = Annotated[Tensor, "2 m"]
 Counts = Annotated[Tensor, "g"]
 
 MAX_DEGREE = 100
@@ -39,8 +39,8 @@ class Graphs:
     [[0, 1], [1, 0]]
     """
 
-    x: Nodes  # numbers of any type
-    edges: Edges  # rows of x; each edge once; those of a graph beside each other, in the order of the graphs
+    x: NodeFeatures  # numbers of any type
+    edges: EdgeIndex  # rows of x; each edge once; those of a graph beside each other, in the order of the graphs
     num_nodes: Counts  # int64
     num_edges: Counts  # int64
 
@@ -108,7 +108,7 @@ class Graphs:
         return replace(self, x=self.x.float())
 
 
-def pack(nodes: Sequence[Nodes], edges: Sequence[Edges]) -> Graphs:
+def pack(nodes: Sequence[NodeFeatures], edges: Sequence[EdgeIndex]) -> Graphs:
     """Graphs from the features of their nodes and their edges, in one or in both directions, one tensor for each."""
     if not len(nodes) or len(nodes) != len(edges):
         raise ArgumentError("Graphs", "nodes and edges of one graph or more", f"{len(nodes)} and {len(edges)} tensors")
@@ -117,7 +117,7 @@ def pack(nodes: Sequence[Nodes], edges: Sequence[Edges]) -> Graphs:
     return simple(torch.cat(list(nodes)), torch.cat(list(edges), dim=1), num_nodes, num_edges)
 
 
-def simple(x: Nodes, edges: Edges, num_nodes: Counts, num_edges: Counts) -> Graphs:
+def simple(x: NodeFeatures, edges: EdgeIndex, num_nodes: Counts, num_edges: Counts) -> Graphs:
     """Graphs from edges that count the nodes of their own graph from 0: each once, none from a node to itself."""
     who, size = "Graphs", num_nodes.repeat_interleave(num_edges)
     if len(num_nodes) == 0 or int(num_nodes.min()) < 1:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
-from hardneg.training.data.items import Mined, Shown
+from hardneg.training.data.items import MinedRows, Shown
 from hardneg.training.data.text_files import (
     is_table,
     negatives_in,
@@ -92,13 +92,13 @@ class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
         return self.batch(0, index), self.batch(1, index)
 
-    def mined(self, index: Annotated[Tensor, "b"]) -> Mined | None:
+    def mined(self, index: Annotated[Tensor, "b"]) -> MinedRows | None:
         each = len(self.negatives[0])
         if not each:
             return None
         rows = (index[:, None] * each + torch.arange(each, device=index.device)).flatten()
         ids = [self.mined_ids[one] for i in index.tolist() for one in self.negatives[i]]
-        return Mined(self.batch(2, rows), torch.tensor(ids, device=index.device))
+        return MinedRows(self.batch(2, rows), torch.tensor(ids, device=index.device))
 
     def shown(self, position: int) -> Shown:
         return Shown(text=f"{shortened(self.firsts[position])} → {shortened(self.seconds[position])}")

@@ -26,7 +26,7 @@ register_measure(
 register_measure("ndcg@10", "nDCG@10", "how high the judged documents stand among the ten nearest of each query")
 
 NAMES = {"sts": "sts", "beir": "ndcg@10"}
-Encode = Callable[[Sequence[str]], Annotated[Tensor, "n d"]]
+EncodeDocuments = Callable[[Sequence[str]], Annotated[Tensor, "n d"]]
 
 
 class Benchmark(NamedTuple):
@@ -69,7 +69,7 @@ def _checked(pairs: list[Pair], path: Path) -> list[Pair]:
     return pairs
 
 
-def benchmark_figures(benchmark: Benchmark, encode: Encode, evaluate_on: str = "test") -> dict[str, Any]:
+def benchmark_figures(benchmark: Benchmark, encode: EncodeDocuments, evaluate_on: str = "test") -> dict[str, Any]:
     """The figures, with one number for each item where the figure is a mean of such."""
     data = read_benchmark(benchmark, evaluate_on)
     if isinstance(data, RetrievalSet):
@@ -78,7 +78,7 @@ def benchmark_figures(benchmark: Benchmark, encode: Encode, evaluate_on: str = "
     return sts_of(data, encode)
 
 
-def sts_of(pairs: Sequence[Pair], encode: Encode) -> dict[str, Any]:
+def sts_of(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
     """The mean over the tasks of Spearman's correlation, and each pair's part of it."""
     vectors = encode([text for pair in pairs for text in (pair.first, pair.second)])
     cosines = cosine_similarity(vectors[0::2].double(), vectors[1::2].double()).cpu().numpy()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error
 from hardneg.io.arrays import warn_of_unseen_classes
-from hardneg.io.embeddings import Features, Labels, check_split, pack_bits, read_embeddings
+from hardneg.io.embeddings import EmbeddingRows, Labels, check_split, pack_bits, read_embeddings
 from hardneg.training.evaluation.logistic import linear_predict, sklearn_predict
 from hardneg.training.evaluation.pairs import MAX_PAIRS, directions, similarity_histograms, uniformity
 
@@ -23,7 +23,7 @@ PROBES = ("torch", "sklearn", "none")
 
 
 def evaluate_embeddings(
-    train_x: Features, train_y: Labels, test_x: Features, test_y: Labels, *,
+    train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, test_y: Labels, *,
     k: int = 200, temperature: float = 0.5, probe: str = "torch", seed: int = 0, max_pairs: int = MAX_PAIRS,
 ) -> dict[str, Any]:  # fmt: skip
     """All of the evaluations, as numbers and lists that JSON can hold; accuracies are fractions.
@@ -52,7 +52,7 @@ def evaluate_embeddings(
     return result | (geometry(test_x, test_y, max_pairs, seed) if len(test_x) > 1 else {})
 
 
-def geometry(x: Features, y: Labels, max_pairs: int = MAX_PAIRS, seed: int = 0) -> dict[str, Any]:
+def geometry(x: EmbeddingRows, y: Labels, max_pairs: int = MAX_PAIRS, seed: int = 0) -> dict[str, Any]:
     """Uniformity and the histograms of similarities, as numbers and lists."""
     histograms = similarity_histograms(x, y, max_pairs=max_pairs, seed=seed)
     similarities = {name: _plain(value) for name, value in histograms._asdict().items()}
@@ -60,7 +60,13 @@ def geometry(x: Features, y: Labels, max_pairs: int = MAX_PAIRS, seed: int = 0) 
 
 
 def knn_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *, k: int = 200, temperature: float = 0.5, block: int = 1024
+    train_x: EmbeddingRows,
+    train_y: Labels,
+    test_x: EmbeddingRows,
+    *,
+    k: int = 200,
+    temperature: float = 0.5,
+    block: int = 1024,
 ) -> Labels:
     """The label with the heaviest vote of the k nearest by cosine for each test row (Wu et al. 2018).
 

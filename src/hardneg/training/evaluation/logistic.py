@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, nll_loss
 
 from hardneg.core.errors import optional
-from hardneg.io.embeddings import Features, Labels
+from hardneg.io.embeddings import EmbeddingRows, Labels
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Values of C, the inverse of the L2 penalty, that are tried; the strongest penalty first."""
@@ -26,12 +26,17 @@ UNTRIED = 1.0
 """C where there are too few rows of two classes to hold any out: scikit-learn's default."""
 
 LogProbabilities = Annotated[Tensor, "n c"]
-Fit = Callable[[Features, Labels, float], Callable[[Features], LogProbabilities]]
+Fit = Callable[[EmbeddingRows, Labels, float], Callable[[EmbeddingRows], LogProbabilities]]
 """(features, labels, C) -> the log-probabilities of the classes of other rows."""
 
 
 def linear_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *, strengths: tuple[float, ...] = STRENGTHS, seed: int = 0
+    train_x: EmbeddingRows,
+    train_y: Labels,
+    test_x: EmbeddingRows,
+    *,
+    strengths: tuple[float, ...] = STRENGTHS,
+    seed: int = 0,
 ) -> Labels:
     """The label that a logistic regression on standardised features gives to each test row; by L-BFGS in torch.
 
@@ -41,19 +46,24 @@ def linear_predict(
 
 
 def sklearn_predict(
-    train_x: Features, train_y: Labels, test_x: Features, *, strengths: tuple[float, ...] = STRENGTHS, seed: int = 0
+    train_x: EmbeddingRows,
+    train_y: Labels,
+    test_x: EmbeddingRows,
+    *,
+    strengths: tuple[float, ...] = STRENGTHS,
+    seed: int = 0,
 ) -> Labels:
     """The same by scikit-learn."""
     LogisticRegression = optional("sklearn.linear_model", "sklearn_predict", extra="eval").LogisticRegression  # noqa: N806
 
-    def fit(x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
+    def fit(x: EmbeddingRows, y: Labels, strength: float) -> Callable[[EmbeddingRows], LogProbabilities]:
         model = LogisticRegression(C=strength, max_iter=5000).fit(x.cpu().numpy(), y.cpu().numpy())
         return lambda rows: torch.from_numpy(model.predict_proba(rows.cpu().numpy())).to(x).clamp_min(1e-30).log()
 
     return _predicted(fit, train_x, train_y, test_x, strengths, seed)
 
 
-def standardised(train: Features, test: Features) -> tuple[Tensor, Tensor]:
+def standardised(train: EmbeddingRows, test: EmbeddingRows) -> tuple[Tensor, Tensor]:
     """Both splits with the mean and deviation of the train split; a constant feature becomes 0."""
     train, test = train.float(), test.float()
     std, mean = torch.std_mean(train, dim=0, correction=0)
@@ -62,7 +72,7 @@ def standardised(train: Features, test: Features) -> tuple[Tensor, Tensor]:
 
 
 def _predicted(
-    fit: Fit, train_x: Features, train_y: Labels, test_x: Features, strengths: tuple[float, ...], seed: int
+    fit: Fit, train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, strengths: tuple[float, ...], seed: int
 ) -> Labels:
     train, test = standardised(train_x, test_x)
     classes, targets = torch.unique(train_y.to(train.device), return_inverse=True)
@@ -71,7 +81,7 @@ def _predicted(
     return predicted
 
 
-def _chosen(fit: Fit, x: Features, y: Labels, strengths: tuple[float, ...], seed: int) -> float:
+def _chosen(fit: Fit, x: EmbeddingRows, y: Labels, strengths: tuple[float, ...], seed: int) -> float:
     """The strength with the lowest cross-entropy on held-out rows.
 
     Not with the most right answers: those of two strengths differ by a handful of rows, and the last digits of a solver
@@ -91,7 +101,7 @@ def _chosen(fit: Fit, x: Features, y: Labels, strengths: tuple[float, ...], seed
     return min(strengths, key=lambda strength: sum(_loss(fit, x, y, rows, strength) for rows in held_out))
 
 
-def _loss(fit: Fit, x: Features, y: Labels, held_out: Annotated[Tensor, "n"], strength: float) -> float:
+def _loss(fit: Fit, x: EmbeddingRows, y: Labels, held_out: Annotated[Tensor, "n"], strength: float) -> float:
     found = fit(x[~held_out], y[~held_out], strength)(x[held_out])
     return float(nll_loss(found.double(), y[held_out]))
 
@@ -105,7 +115,7 @@ def folds_of(y: Labels, number: int, seed: int) -> Annotated[Tensor, "n"]:
     return fold
 
 
-def _fit_torch(x: Features, y: Labels, strength: float) -> Callable[[Features], LogProbabilities]:
+def _fit_torch(x: EmbeddingRows, y: Labels, strength: float) -> Callable[[EmbeddingRows], LogProbabilities]:
     """L-BFGS from zeros: weights of an earlier fit would bring in rows that this one holds out.
 
     The gradient is written out: most fits are of few rows, and autograd would take longer than their products.
@@ -128,6 +138,6 @@ def _fit_torch(x: Features, y: Labels, strength: float) -> Callable[[Features], 
     return lambda rows: log_softmax(with_ones(rows) @ weights, 1)
 
 
-def with_ones(x: Features) -> Annotated[Tensor, "n d+1"]:
+def with_ones(x: EmbeddingRows) -> Annotated[Tensor, "n d+1"]:
     """For the bias."""
     return torch.cat([x, x.new_ones(len(x), 1)], 1)

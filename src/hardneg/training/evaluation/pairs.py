@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.core.errors import argument_error
-from hardneg.io.embeddings import Features, Labels
+from hardneg.io.embeddings import EmbeddingRows, Labels
 from hardneg.search.histogram import SimilarityCounts
 
 MAX_PAIRS, BLOCK = 2_000_000, 65_536
@@ -31,14 +31,14 @@ class SimilarityHistograms(NamedTuple):
     other_mean: float
 
 
-def alignment(first: Features, second: Features, *, exponent: float = 2.0) -> float:
+def alignment(first: EmbeddingRows, second: EmbeddingRows, *, exponent: float = 2.0) -> float:
     """E |f(x) - f(y)|^exponent over positive pairs (Wang and Isola 2020), the rows being scaled to unit norm."""
     if first.shape != second.shape:
         raise argument_error("alignment", f"a partner for each of {tuple(first.shape)}", "second", tuple(second.shape))
     return float((directions(first) - directions(second)).norm(dim=1).pow(exponent).double().mean())
 
 
-def uniformity(x: Features, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> float:
+def uniformity(x: EmbeddingRows, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> float:
     """log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
 
     Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
@@ -54,7 +54,7 @@ def uniformity(x: Features, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> flo
 
 
 def similarity_histograms(
-    x: Features, y: Labels, *, bins: int = 100, max_pairs: int = MAX_PAIRS, seed: int = 0
+    x: EmbeddingRows, y: Labels, *, bins: int = 100, max_pairs: int = MAX_PAIRS, seed: int = 0
 ) -> SimilarityHistograms:
     """How alike pairs of the same class are, and pairs of other classes: the better apart, the better the features.
 
@@ -77,7 +77,7 @@ def similarity_histograms(
     return SimilarityHistograms(found.edges, *found.counts, *found.means())
 
 
-def directions(x: Features) -> Features:
+def directions(x: EmbeddingRows) -> EmbeddingRows:
     return normalize(x.float(), dim=1)
 
 
@@ -86,7 +86,7 @@ def above_diagonal(matrix: Annotated[Tensor, "n n"]) -> Annotated[Tensor, "m"]:
     return matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
 
 
-def _cosines(x: Features, i: Tensor, j: Tensor) -> Annotated[Tensor, "m"]:
+def _cosines(x: EmbeddingRows, i: Tensor, j: Tensor) -> Annotated[Tensor, "m"]:
     parts = zip(i.split(BLOCK), j.split(BLOCK), strict=True)  # type: ignore[no-untyped-call]
     return torch.cat([(x[first] * x[second]).sum(1) for first, second in parts])
 
@@ -120,6 +120,6 @@ def _drawn_of_kind(y: Labels, num: int, same: bool, seed: int) -> tuple[Tensor, 
     return order[i].to(y.device), order[j].to(y.device)
 
 
-def _check_rows(who: str, x: Features) -> None:
+def _check_rows(who: str, x: EmbeddingRows) -> None:
     if len(x) < 2:
         raise argument_error(who, "at least 2 rows", "x", tuple(x.shape))

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, check_count, optional
 from hardneg.io.arrays import Array
-from hardneg.io.embeddings import Features, Labels
+from hardneg.io.embeddings import EmbeddingRows, Labels
 
 STRENGTHS, FOLDS = (0.01, 0.1, 1.0, 10.0, 100.0), 5
 """Values of C that are tried, each on all folds of the train rows."""
 
 
-def svm_accuracy(features: Features, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
+def svm_accuracy(features: EmbeddingRows, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
     """Mean accuracy over the folds, and its mean and deviation over ``repeats`` divisions into folds."""
     repeats = check_count("svm_accuracy", "repeats", repeats)
     right = [svm_correct(features, labels, folds=folds, seed=i) for i in range(repeats)]
@@ -34,7 +34,7 @@ def svm_accuracy(features: Features, labels: Labels, *, folds: int = 10, repeats
     return {"mean": float(np.mean(accuracies)), "deviation": deviation, "repeats": accuracies, "folds": folds}
 
 
-def svm_correct(features: Features, labels: Labels, *, folds: int = 10, seed: int = 0) -> Annotated[Tensor, "n"]:
+def svm_correct(features: EmbeddingRows, labels: Labels, *, folds: int = 10, seed: int = 0) -> Annotated[Tensor, "n"]:
     """Whether each row is classified right by the machine of the fold that leaves it out."""
     kernel, y = _kernel(features, features), labels.cpu().numpy()
     right = np.zeros(len(y), dtype=bool)
@@ -44,7 +44,7 @@ def svm_correct(features: Features, labels: Labels, *, folds: int = 10, seed: in
     return torch.from_numpy(right)
 
 
-def svm_predict(train_x: Features, train_y: Labels, test_x: Features, *, seed: int = 0) -> Labels:
+def svm_predict(train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, *, seed: int = 0) -> Labels:
     """The label of each test row; C is chosen by cross-validation of the train rows."""
     y = train_y.cpu().numpy()
     machine = _fitted(_kernel(train_x, train_x), y, seed)
@@ -82,7 +82,7 @@ def _divided(y: Array, folds: int, seed: int) -> Iterable[tuple[Array, Array]]:
     return parts
 
 
-def _kernel(rows: Features, train: Features) -> Array:
+def _kernel(rows: EmbeddingRows, train: EmbeddingRows) -> Array:
     """Of standardised rows: gamma = 1 / (features that are not constant) is then scikit-learn's "scale"."""
     rows, train = rows.double().cpu(), train.double().cpu()
     std, mean = torch.std_mean(train, dim=0, correction=0)

@@ -23,7 +23,7 @@ from hardneg.io.functions import load_function, loading_model
 from hardneg.io.tables import column_of_vectors, read_table, suffix_of
 
 Vectors = Annotated[Tensor, "n d"]
-Encode = Callable[[list[str]], Any]
+EncodeSentences = Callable[[list[str]], Any]
 TABLES = (".parquet", ".jsonl", ".json")
 
 
@@ -31,9 +31,9 @@ TABLES = (".parquet", ".jsonl", ".json")
 class TextEncoder:
     """How texts are encoded; queries and documents in their own way where the model has one."""
 
-    encode: Encode
-    encode_query: Encode
-    encode_document: Encode
+    encode: EncodeSentences
+    encode_query: EncodeSentences
+    encode_document: EncodeSentences
 
     def texts(self, texts: Sequence[str]) -> Vectors:
         return encoded(self.encode, texts)
@@ -57,7 +57,7 @@ def text_encoder(name: str, *, device: str | None = None) -> TextEncoder:
     raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
 
 
-def of_function(encode: Encode | TextEncoder) -> TextEncoder:
+def of_function(encode: EncodeSentences | TextEncoder) -> TextEncoder:
     """An encoder of any function of a list of texts; one that is an encoder stays as it is."""
     return encode if isinstance(encode, TextEncoder) else TextEncoder(encode, encode, encode)
 
@@ -65,7 +65,7 @@ def of_function(encode: Encode | TextEncoder) -> TextEncoder:
 def of_model(model: Any) -> TextEncoder:
     """Of a sentence-transformers model."""
 
-    def by(encode: Callable[..., Any]) -> Encode:
+    def by(encode: Callable[..., Any]) -> EncodeSentences:
         return lambda texts: encode(texts, batch_size=64, show_progress_bar=False, convert_to_tensor=True)
 
     query, document = (getattr(model, f"encode_{kind}", model.encode) for kind in ("query", "document"))
@@ -93,7 +93,7 @@ def st_modules() -> Any:
         return optional("sentence_transformers.models", "sentence-transformers", extra="text")
 
 
-def encoded(encode: Encode, texts: Sequence[str]) -> Vectors:
+def encoded(encode: EncodeSentences, texts: Sequence[str]) -> Vectors:
     """The vectors of the texts, each text encoded once; float32, on the CPU."""
     place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     found = encode(list(place))
@@ -106,7 +106,7 @@ def encoded(encode: Encode, texts: Sequence[str]) -> Vectors:
     return vectors[torch.tensor([place[text] for text in texts])]
 
 
-def _of_table(path: str) -> Encode:
+def _of_table(path: str) -> EncodeSentences:
     table = read_table(path, "evaluate")
     if not {"text", "embedding"} <= table.keys():
         raise ArgumentError("evaluate", f"columns text and embedding in {path}", f"columns {sorted(table)}")

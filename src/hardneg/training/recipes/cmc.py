@@ -27,7 +27,7 @@ XYZ = [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334
 DAYLIGHT = [0.95047, 1.0, 1.08883]  # D65
 
 
-class CMC(Instance):
+class CMCRecipe(Instance):
     def __init__(self, options: CMCOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total, num_banks=2)
 

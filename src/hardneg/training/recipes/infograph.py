@@ -18,7 +18,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import seeded
 from hardneg.training.gin import GIN, pooled, xavier
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import InfoGraphOptions
 from hardneg.training.setup import loss_for
 
@@ -29,7 +29,7 @@ class InfoGraph(Method):
         self.encoder = LocalAndGlobal(data.encoder(options), options.dim, options.seed)
         self.loss = loss_for(options, views="pool")
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         graphs = batch.first
         nodes, whole = encode(graphs)  # [n, d], [b, d]
         owner = graphs.batch  # [n]

@@ -27,11 +27,11 @@ from hardneg.search.draws import draw
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options.banks import BankOptions, InstanceOptions
 from hardneg.training.setup import loss_for
 
-Views = list[Tensor]  # of unit vectors [b, d], one for each bank
+ViewList = list[Tensor]  # of unit vectors [b, d], one for each bank
 
 
 class BankMethod(Method):
@@ -55,18 +55,18 @@ class BankMethod(Method):
         self.negatives, self.step, self.begun = self.of_bank.negatives, 0, False
 
     @abstractmethod
-    def of_views(self, views: Views) -> Tensor:
+    def of_views(self, views: ViewList) -> Tensor:
         """The loss of the last batch, whose ids and labels are those of ``keys``."""
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         self._begin(encode)
         self.keys = gather(Keys(encode(batch.first).float(), batch.ids, batch.labels))
         return self.of_views(self.split(self.keys.vectors))
 
-    def split(self, vectors: Tensor) -> Views:
+    def split(self, vectors: Tensor) -> ViewList:
         return [normalize(part, dim=-1) for part in vectors.chunk(len(self.banks), dim=1)]
 
-    def _begin(self, encode: Encode) -> None:
+    def _begin(self, encode: EncodeInputs) -> None:
         """Fills empty banks with first views, as steps do, and clusters them where it is time to."""
         if not self.begun and not len(self.banks[0]):
             every, unseen = torch.arange(len(self.data)), self.options.epochs  # no anchor has the views of that epoch
@@ -131,7 +131,7 @@ class Instance(BankMethod):
     def chosen(self) -> dict[str, int]:
         return {"num_draws": self.num_draws} if self.draws_chosen else {}
 
-    def of_views(self, views: Views) -> Tensor:
+    def of_views(self, views: ViewList) -> Tensor:
         pairs = zip(self.contrasts, views, reversed(self.banks), strict=True)
         losses: list[Tensor] = [one(z, self.keys.ids, bank, self.drawn(z, bank)) for one, z, bank in pairs]
         return torch.stack(losses).sum()
@@ -158,7 +158,13 @@ class Instance(BankMethod):
 
 @torch.no_grad()
 def encode_all(
-    encode: Encode, data: Items, options: Any, index: Tensor, push: Callable[[Keys], None], view: int, epoch: int = 0
+    encode: EncodeInputs,
+    data: Items,
+    options: Any,
+    index: Tensor,
+    push: Callable[[Keys], None],
+    view: int,
+    epoch: int = 0,
 ) -> None:
     """Pushes the embeddings of the first (0) or second (1) views of these items."""
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):

@@ -16,7 +16,7 @@ from hardneg.training.options import ISogCLROptions
 from hardneg.training.recipes.simclr import SimCLR
 
 
-class ISogCLR(SimCLR):
+class ISogCLRRecipe(SimCLR):
     def __init__(self, options: ISogCLROptions, data: Items, total: int) -> None:
         super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))

@@ -12,7 +12,7 @@ from torch import Tensor
 from hardneg import papers
 from hardneg.training.data.items import Items
 from hardneg.training.options import LocalAggregationOptions
-from hardneg.training.recipes.instance import BankMethod, Views
+from hardneg.training.recipes.instance import BankMethod, ViewList
 
 ALIKE = 1e6
 """A temperature at which all scores are alike."""
@@ -23,7 +23,7 @@ class LocalAggregation(BankMethod):
         super().__init__(options, data, total, num_clusters=options.clusters or max(2, len(data) // 40))
         self.encoder = data.encoder(options)
 
-    def of_views(self, views: Views) -> Tensor:
+    def of_views(self, views: ViewList) -> Tensor:
         return self._loss(views[0], self.temperature)
 
     def figures(self) -> dict[str, float]:

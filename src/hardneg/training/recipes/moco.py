@@ -24,7 +24,7 @@ from hardneg.training.checks import number_of
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import MoCoOptions
 from hardneg.training.setup import loss_for
 
@@ -37,7 +37,7 @@ class MoCoV2(Method):
         self.encoder = data.encoder(options)
         assert options.momentum is not None
         self.slow = MomentumEncoder(self.encoder, options.momentum)
-        self.encode_keys: Encode = self.slow.__call__
+        self.encode_keys: EncodeInputs = self.slow.__call__
         self.queue = Queue(options.queue or max(1, min(QUEUE, len(data) // 2)), options.dim)
         self.queue_given = options.queue is not None
         self.loss = loss_for(options)
@@ -45,10 +45,10 @@ class MoCoV2(Method):
     def chosen(self) -> dict[str, int]:
         return {} if self.queue_given else {"queue": self.queue.capacity}
 
-    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+    def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
         self.encode_keys = how(self.slow)
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         first, second = batch.first, batch.second
         q = normalize(encode(first).float(), dim=-1)
         with torch.no_grad():
@@ -71,12 +71,12 @@ class MoCoV3(Method):
         assert options.momentum is not None
         assert options.temperature is not None
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
-        self.encode_keys: Encode = self.slow.__call__
+        self.encode_keys: EncodeInputs = self.slow.__call__
         self.temperature = number_of(options.temperature)
         self.temperature_now = value_of(self.temperature, 0, total)
         self.loss = loss_for(options)
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
         with torch.no_grad():
             k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)

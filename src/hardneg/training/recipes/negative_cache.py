@@ -21,7 +21,7 @@ from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
 from hardneg.state.cache import Cache, cache_loss
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, Encode
+from hardneg.training.method import Batch, EncodeInputs
 from hardneg.training.options import NegativeCacheOptions
 from hardneg.training.recipes.instance import encode_all
 from hardneg.training.recipes.simclr import SimCLR
@@ -37,13 +37,13 @@ class NegativeCache(SimCLR):
         self.cache = Cache(min(options.cache, len(data)), options.dim, seed=options.seed)
         self.steps_an_epoch, self.epoch, self.begun = max(1, total // options.epochs), 0, False
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
-        self.encode: Encode = lambda inputs: encode(inputs)  # not a module, which would be registered again
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        self.encode: EncodeInputs = lambda inputs: encode(inputs)  # not a module, which would be registered again
         if not self.begun:
             self._begin(encode)
         return super().loss_of(encode, batch)
 
-    def _begin(self, encode: Encode) -> None:
+    def _begin(self, encode: EncodeInputs) -> None:
         """Fills an empty cache; one of a checkpoint has items of this data."""
         self.begun, number = True, len(self.data)
         if not len(self.cache):

@@ -15,12 +15,12 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import PairsOptions
 from hardneg.training.setup import loss_for
 
 
-class Pairs(Method):
+class PairsRecipe(Method):
     documents: Tensor
 
     def __init__(self, options: PairsOptions, data: Items, total: int) -> None:
@@ -31,7 +31,7 @@ class Pairs(Method):
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         b, mined = len(batch.ids), batch.mined
         z = normalize(encode(joined([batch.views, *([] if mined is None else [mined.inputs])])).float(), dim=-1)
         documents = self.documents[batch.ids]

@@ -21,7 +21,7 @@ from hardneg.core.tensors import widened
 from hardneg.core.types import Keys, Scores
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import QuickThoughtsOptions
 from hardneg.training.setup import loss_for
 
@@ -46,7 +46,7 @@ class QuickThoughts(Method):
         self.loss = loss_for(options, positives_in_denominator="all")
         self.negatives = self.loss.negatives
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         u, v = encode(Sided(batch.first, batch.second) if self.two else batch.views).float().chunk(2)
         first, second = (gather(Keys(part, batch.ids)) for part in (u, v))
         self.first, self.second = first, second

@@ -15,7 +15,7 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, Encode, Method
+from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.setup import loss_for
 
 
@@ -31,7 +31,7 @@ class SimCLR(Method):
     def loss_for(self, options: Any) -> ContrastiveLoss:
         return loss_for(options, **self.arguments)
 
-    def loss_of(self, encode: Encode, batch: Batch) -> Tensor:
+    def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
         views = [Keys(z, batch.ids, batch.labels) for z in (z1, z2)]
         self.first, self.second = map(gather, views) if self.everywhere else views

@@ -16,7 +16,7 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.losses.replayed import Replayed
 from hardneg.training.data.items import Items
-from hardneg.training.method import Encode
+from hardneg.training.method import EncodeInputs
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 
@@ -34,7 +34,7 @@ class GlobalMethod(SimCLR):
         self.can_replay = options.compile  # the loss depends on the batch and its state alone
         self.replayed: Replayed | None = None
 
-    def prepare(self, how: Callable[[nn.Module], Encode]) -> None:
+    def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
         self.replayed = Replayed(self.loss) if self.can_replay else None
 
     def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
