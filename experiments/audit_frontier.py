@@ -27,8 +27,8 @@ from torch.nn.functional import interpolate
 
 import hardneg as hn
 from hardneg.auditing.files import AuditOptions, audit_files
+from hardneg.auditing.options import Settings
 from hardneg.auditing.page import frontier_svg
-from hardneg.auditing.settings import Settings
 from hardneg.io.provenance import environment
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions

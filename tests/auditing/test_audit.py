@@ -19,7 +19,7 @@ import hardneg as hn
 import support.brute_force as brute_force
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
-from hardneg.auditing.tags import numbered
+from hardneg.auditing.prepare import numbered
 from hardneg.core.errors import ArgumentError
 from support.vectors import make_unit_vectors
 

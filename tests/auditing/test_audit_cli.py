@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import hardneg as hn
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.inputs import read_tags
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
 from support.mining_jobs import write_lines

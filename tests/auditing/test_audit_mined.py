@@ -12,7 +12,7 @@ import pytest
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.lists import Lists, read_lists
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.core.errors import Damaged, DataChanged
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg.auditing import Audit, audit
+from hardneg.auditing.options import Settings
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.sampling import chunks, sampled_anchors
-from hardneg.auditing.settings import Settings
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.core.types import Keys
 from hardneg.mining.engine import mine

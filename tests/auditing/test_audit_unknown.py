@@ -14,9 +14,8 @@ import torch
 
 import hardneg as hn
 from hardneg.auditing.files import audit_files
-from hardneg.auditing.options import AuditOptions
+from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.auditing.result import Audit
-from hardneg.auditing.settings import Settings
 from hardneg.core.errors import ArgumentError
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.core.errors import HardnegError
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run

@@ -15,11 +15,10 @@ from test_graph import golden_graph
 from torch import Tensor
 
 from hardneg.batching import walks as walks_module
-from hardneg.batching.excursions import Tables, paths
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import Proximity
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.batching.walks import Walker, Walks, walk, walks
+from hardneg.batching.walks import Tables, Walker, Walks, paths, walk, walks
 from support.golden_inputs import cases_of
 
 UnitVectors = Callable[..., Tensor]

@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 
 import hardneg.auditing.files
 import hardneg.mining.estimate
-from hardneg.auditing.options import AuditOptions
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.cli.app import app
 from hardneg.cli.audit import audit
 from hardneg.cli.flags import from_file

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.batching import PlannedBatchSampler, planners
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, check_count

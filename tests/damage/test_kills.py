@@ -23,8 +23,7 @@ import pytest
 import torch
 
 from hardneg.auditing.files import audit_files
-from hardneg.auditing.options import AuditOptions
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.comparing.comparing import compare

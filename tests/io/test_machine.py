@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hardneg.io.machine import memory_bytes, peak_bytes
+from hardneg.io.processes import memory_bytes, peak_bytes
 
 
 def test_the_peak_is_in_bytes():

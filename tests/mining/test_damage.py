@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.core.errors import FileError, HardnegError, HardnegWarning, InUse, forget_warnings
 from hardneg.mining import encode
 from hardneg.mining.job import run

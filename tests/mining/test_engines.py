@@ -26,13 +26,12 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
-from hardneg.mining.engines.base import ClusterLost, PartDone, Work, WorkerLost
+from hardneg.mining.engines.base import ClusterLost, JobPart, PartDone, Work, WorkerLost
 from hardneg.mining.engines.local import Local
-from hardneg.mining.engines.parts import JobPart
 from hardneg.mining.engines.ray import Ray
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.mining.pieces import Files
+from hardneg.mining.stages import Files
 
 RULES = {
     "a margin": {"negatives": "BelowPositive(relative=0.05)"},

@@ -18,9 +18,8 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
 from hardneg.mining import Search
-from hardneg.mining.lexical import Lexical
+from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.problem import Side
-from hardneg.mining.runs import RankedRun, read_run, split_name
 
 Q, N = 12, 60
 

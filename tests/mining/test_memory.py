@@ -27,10 +27,9 @@ from hardneg.mining.engine import Miner
 from hardneg.mining.estimate import estimate, piece_bytes
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.mining.pieces import Files
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
-from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
+from hardneg.mining.stages import Files, PieceArrays, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
 from hardneg.search import exact
 

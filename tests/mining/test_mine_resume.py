@@ -178,7 +178,7 @@ def test_a_kill_while_a_data_set_is_put_in_place(
 
 def interrupted(job: MineOptions, monkeypatch: pytest.MonkeyPatch, pieces: int) -> list[str]:
     """A run that is stopped after some pieces; which they were."""
-    from hardneg.mining.pieces import Files
+    from hardneg.mining.stages import Files
 
     done: list[str] = []
     original = Files.write

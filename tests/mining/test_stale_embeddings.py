@@ -15,7 +15,7 @@ import pytest
 
 import hardneg as hn
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.auditing.settings import Settings
+from hardneg.auditing.options import Settings
 from hardneg.core.errors import ArgumentError, DataChanged, MiningWarning
 from hardneg.mining import encode as encode_module
 from hardneg.mining.job import run

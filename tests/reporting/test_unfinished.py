@@ -15,7 +15,7 @@ import torch
 
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.runs import run_of
-from hardneg.pages.thumbnails import thumbnail
+from hardneg.pages.graph_drawing import thumbnail
 from hardneg.reporting import write_report
 from hardneg.training.records import text_of
 from hardneg.training.runs import Run

@@ -14,12 +14,11 @@ from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.dataset import read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_in_rows
-from hardneg.auditing.options import AuditOptions
+from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.sampling import audit_pairs
-from hardneg.auditing.settings import Settings
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Given, Keys
 from hardneg.mining.dataset import is_dataset

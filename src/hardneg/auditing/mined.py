@@ -19,8 +19,7 @@ from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
-from hardneg.auditing.samples import samples_of
-from hardneg.auditing.sampling import audit_pairs
+from hardneg.auditing.sampling import audit_pairs, samples_of
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed

@@ -10,22 +10,58 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
+from hardneg.auditing.lists import Lists
 from hardneg.auditing.measure import AuditChunk, RuleTally
-from hardneg.auditing.result import Audit, RuleFigures, Suggestion, with_frontier
+from hardneg.auditing.options import Settings
+from hardneg.auditing.result import Audit, Counted, RuleFigures, Sample, Similarities, Suggestion, with_frontier
 from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
-from hardneg.auditing.samples import PairCounts
-from hardneg.auditing.settings import Settings
 from hardneg.auditing.suggest import GridSearch, suggestions
 from hardneg.core.errors import ArgumentError, spelled, warn_once
 from hardneg.mining.alignment import Alignment, alignment_of, sentence
 from hardneg.mining.pairs import as_pairs
+from hardneg.search.histogram import SimilarityCounts
 from hardneg.search.nearest import Corpus
+
+
+class PairCounts(SimilarityCounts):
+    """Those of positives, of known false candidates and of the others."""
+
+    def __init__(self) -> None:
+        super().__init__(3, BINS)
+
+    def add_chunk(self, chunk: AuditChunk, temperature: float) -> None:
+        scores = chunk.scores
+        valid = scores.valid.expand_as(chunk.similarity)
+        false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)
+        positives = scores.positives[scores.positive_valid] * temperature
+        for kind, pairs in enumerate((positives, chunk.similarity[false], chunk.similarity[valid & ~false])):
+            self.add(kind, pairs)
+
+    def found(self) -> Similarities:
+        means = zip(self.counts, self.means(), strict=True)
+        kinds = [Counted(tuple(counts.tolist()), mean) if counts.any() else None for counts, mean in means]
+        return Similarities(tuple(self.edges.tolist()), *kinds)
+
+
+def samples_of(lists: Lists, query_text: Callable[[Any], Any], text_of: Callable[[Any], Any]) -> tuple[Sample, ...]:
+    """Some queries, spread over the file, with a positive and their first negatives, as texts where they are known."""
+    filled = [i for i, names in enumerate(lists.negatives) if names]
+    chosen = filled[:: max(1, len(filled) // NUM_SAMPLES)][:NUM_SAMPLES]
+    return tuple(
+        Sample(
+            query_text(lists.queries[i]),
+            tuple(text_of(name) for name in lists.positives[i][:1]),
+            tuple(text_of(name) for name in lists.negatives[i][:NUM_NEGATIVES]),
+        )
+        for i in chosen
+    )
+
 
 _chunk = 1 << 19  # scores at a time: what a processor's cache holds
 _diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
@@ -238,3 +274,6 @@ def _unknown(rows: Sequence[RuleFigures]) -> str:
         f"How many negatives are false is not known: {known} judged. Shares are lower bounds, and no rule is suggested "
         f"on them; a rate takes labels, or {held_out}: relevant pairs that mining has not seen."
     )
+
+
+BINS, NUM_SAMPLES, NUM_NEGATIVES = 80, 4, 3

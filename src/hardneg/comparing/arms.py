@@ -7,20 +7,21 @@ supervised(negatives="OtherLabel() * Tilt(1.0)") @ proximity(num_candidates=500)
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
-from hardneg.comparing.canonical import SCHEDULED, plainly
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
 from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_schedules, value_of
 from hardneg.core.text import printable
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.training.checks import number_of, try_negatives
+from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import RECIPES, TrainOptions
 
 _moments = range(0, LONG + 1, LONG // 100)
@@ -198,3 +199,37 @@ def _check_options(name: str, signature: inspect.Signature, known: list[str], op
             raise UnknownName(option, known, f"in {name}", dict.fromkeys(known, usage))
         if isinstance(value, Schedule) and option not in SCHEDULED:
             raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
+
+
+SCHEDULED = ("temperature", "tau_plus")
+"""Options that may be schedules, as text; others stand inside of negatives."""
+_expression_readers = {"negatives": parse, "batches": parse_batches, "optimizer": read_optimiser, "schedule": read_rate}
+EXPRESSIONS = tuple(_expression_readers)
+"""The options that can be written in several ways."""
+
+
+def plainly(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in the one way in which all that train alike are written.
+
+    >>> plainly({"negatives": "Tilt(beta=1)", "temperature": 1})
+    {'negatives': 'Tilt(1.0)', 'temperature': 1.0}
+    """
+    return {name: _plain(name, value) for name, value in options.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name in SCHEDULED and isinstance(value, str):
+        return _with_floats(number_of(value))
+    if name not in _expression_readers:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return _with_floats(_expression_readers[name](value))
+
+
+def _with_floats(read: object) -> str:
+    return ast.unparse(_Floats().visit(ast.parse(repr(read), mode="eval")))
+
+
+class _Floats(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        whole = isinstance(node.value, int) and not isinstance(node.value, bool)
+        return ast.Constant(float(node.value)) if whole else node  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from hardneg.comparing.arms import Arm
-from hardneg.comparing.canonical import plainly
+from hardneg.comparing.arms import Arm, plainly
 from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.training.checks import check_batch, check_sources, check_words

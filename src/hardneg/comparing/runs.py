@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from hardneg.comparing.arms import Arm
-from hardneg.comparing.canonical import EXPRESSIONS, plainly
+from hardneg.comparing.arms import EXPRESSIONS, Arm, plainly
 from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED

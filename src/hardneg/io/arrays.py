@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile, warn_once
 from hardneg.core.text import printable
-from hardneg.io.machine import memory_bytes
+from hardneg.io.processes import memory_bytes
 
 Array = NDArray[Any]
 

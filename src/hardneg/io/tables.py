@@ -23,7 +23,7 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spel
 from hardneg.core.types import as_vectors
 from hardneg.io.arrays import read_npy, read_npz
 from hardneg.io.files import check_free
-from hardneg.io.machine import memory_bytes
+from hardneg.io.processes import memory_bytes
 
 Table = dict[str, list[Any]]
 

@@ -23,11 +23,10 @@ from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import check_output
 from hardneg.mining.cache_key import key_of_function
-from hardneg.mining.fusion import check_quotas, named_source
+from hardneg.mining.fusion import check_quotas, named_source, split_name
 from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
-from hardneg.mining.runs import split_name
 from hardneg.mining.search_depth import check_depth
 from hardneg.mining.select import Rule
 from hardneg.negatives import BelowPositive, Negatives, parse

@@ -13,15 +13,22 @@ The expression reads similarities as ever: fusion decides only in which order ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, spelled, written
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spelled, warn_once, written
 from hardneg.core.types import NEVER
+from hardneg.io.tables import open_text
+from hardneg.mining.cells import key_of
+from hardneg.mining.problem import Side
 from hardneg.negatives import Negatives
+from hardneg.search.topk import top_of_rows
 
 CONSTANT = 60  # Cormack et al. 2009
 RankedLists = Sequence[Annotated[Tensor, "b c"]]
@@ -99,3 +106,106 @@ def by_quotas(support: Annotated[Tensor, "b m"], quotas: Quotas, wanted: int) ->
             first += number
     best = place.topk(min(wanted, place.shape[1]), dim=1, largest=False, sorted=True)
     return torch.where(best.values < last, best.indices, -1)
+
+
+class Lexical:
+    """BM25 over the texts of the corpus, as one more retriever of ``Search(also=...)``."""
+
+    name = "bm25"
+
+    def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
+        # bm25s imports JAX where it is installed, which would take three quarters of a GPU's memory for itself.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        self.bm25s = optional("bm25s", "BM25", extra="lexical")
+        self.queries, self.size = queries, len(corpus)
+        tokens = self.bm25s.tokenize(list(corpus), show_progress=False, return_ids=False)
+        self.index = self.bm25s.BM25()
+        if not any(tokens):
+            raise ArgumentError("BM25", "words in the corpus", "none")
+        self.index.index(tokens, show_progress=False)
+
+    def scores(self, queries: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """The BM25 score of each pair."""
+        out = torch.zeros(len(rows))
+        distinct, place = torch.unique(queries, return_inverse=True)
+        for number, words in enumerate(self._tokens(distinct)):
+            mine = (place == number).nonzero()[:, 0]
+            out[mine] = self._of_words(words)[rows[mine]]
+        return out
+
+    def _of_words(self, words: list[str]) -> Annotated[Tensor, "n"]:
+        if not words:
+            return torch.zeros(self.size)
+        return torch.from_numpy(np.asarray(self.index.get_scores(words), dtype=np.float32))
+
+    def _tokens(self, queries: Tensor) -> list[list[str]]:
+        texts = [self.queries[int(query)] for query in queries]
+        return self.bm25s.tokenize(texts, show_progress=False, return_ids=False)  # type: ignore[no-any-return]
+
+    def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
+        """By score and, among equal ones, by row: bm25s takes any of these, and others for another size."""
+        rows = torch.full((len(queries), min(size, self.size)), -1)
+        for place, words in enumerate(self._tokens(queries)):
+            best, found = top_of_rows(self._of_words(words)[None], rows.shape[1])
+            rows[place] = torch.where(best > 0, found, -1)[0]
+        return rows
+
+
+def split_name(given: str) -> tuple[str, str]:
+    """The name and the path of ``name=path``; the stem of the file where there is no name."""
+    name, _, path = given.partition("=")
+    return (name, path) if path else (Path(given).name.split(".")[0], given)
+
+
+def read_run(path: str) -> dict[str, list[str]]:
+    """The documents of each query, the best first."""
+    if not Path(path).is_file():
+        raise NoFile("mine", "a TREC run file that exists", path)
+    found: dict[str, list[tuple[float, int, str]]] = {}
+    with open_text(Path(path), "mine") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                query, entry = _entry(line, number, path)
+                found.setdefault(query, []).append(entry)
+    if not found:
+        raise FileError("mine", "a TREC run with at least one line", path, "which is empty")
+    return {query: [name for _, _, name in sorted(entries, key=lambda e: e[:2])] for query, entries in found.items()}
+
+
+def _entry(line: str, number: int, path: str) -> tuple[str, tuple[float, int, str]]:
+    try:
+        query, _, document, rank, score, _ = line.split()
+        value = float(score)
+        if value != value:
+            raise ValueError
+        return query, (-value, int(rank), document)
+    except ValueError:
+        got = f"line {number}: {line.strip()[:60]!r}"
+        raise FileError("mine", "lines of `query Q0 document rank score tag`", path, got) from None
+
+
+class RankedRun:
+    """One run as a retriever of ``Search(also=...)``; documents and queries that are not there are counted."""
+
+    def __init__(self, name: str, found: Mapping[str, list[str]], queries: Side, corpus: Side) -> None:
+        self.name = name
+        row_of = {key_of(one): row for row, one in enumerate(corpus.ids)}
+        lists = [[row_of.get(one, -1) for one in found.get(key_of(query), ())] for query in queries.ids]
+        self.lists = [list(dict.fromkeys(row for row in rows if row >= 0)) for rows in lists]
+        listed = sum(map(len, lists))
+        if not any(self.lists):
+            fix = "check the ids: they are those of the queries and of the corpus"
+            raise ArgumentError("mine", f"queries and documents of the run {name!r} among those given", "none", fix)
+        missing = sum(row < 0 for rows in lists for row in rows)
+        empty = sum(not rows for rows in self.lists)
+        if missing or empty:
+            warn_once(
+                f"run: {name} {missing} {empty}",
+                f"The run {name!r} has no documents for {empty:,} of {len(lists):,} queries, and {missing:,} of its "
+                f"{listed:,} documents are not in the corpus.",
+            )
+
+    def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
+        rows = [self.lists[query][:size] for query in queries.tolist()]
+        width = max(map(len, rows), default=0)
+        return torch.tensor([[*each, *[-1] * (width - len(each))] for each in rows], dtype=torch.long).view(-1, width)

@@ -33,12 +33,11 @@ from hardneg.mining.encode import (
 from hardneg.mining.engine import Miner
 from hardneg.mining.engines.base import Engine
 from hardneg.mining.engines.ranks import device_of_rank
+from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.judgements import numbered_both, read_grades
-from hardneg.mining.lexical import Lexical
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
-from hardneg.mining.runs import RankedRun, read_run, split_name
 from hardneg.mining.search import Retriever, Search
 
 StageProgress = Callable[[str, int], Callable[[int], None]]

@@ -25,7 +25,6 @@ from hardneg.io.functions import in_any_folder
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
-from hardneg.mining.beir import from_beir
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.checks import check_options, check_parts, expression_of, is_listed, retriever_names
 from hardneg.mining.engine import Mined, Miner
@@ -34,18 +33,24 @@ from hardneg.mining.engines.base import Engine, PartDone, Work
 from hardneg.mining.engines.local import Local
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation, no_negatives
-from hardneg.mining.fingerprint import check_unchanged, digest, fingerprint, stamps_of
+from hardneg.mining.fusion import split_name
 from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, StageProgress, embeddings, load_problem, make_miner, quiet
-from hardneg.mining.manifest import describe_inputs, is_of, read_manifest
+from hardneg.mining.manifest import (
+    check_unchanged,
+    describe_inputs,
+    digest,
+    fingerprint,
+    is_of,
+    read_manifest,
+    stamps_of,
+)
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher
-from hardneg.mining.pieces import Files
-from hardneg.mining.problem import Problem
-from hardneg.mining.runs import split_name
+from hardneg.mining.problem import Problem, from_beir
 from hardneg.mining.search_depth import check_lists
-from hardneg.mining.stages import Stage, Stages, chosen_pieces
+from hardneg.mining.stages import Files, Stage, Stages, chosen_pieces
 
 _ours = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"

@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, spelled, warn_once, written
+from hardneg.core.errors import ArgumentError, FileError, spelled, warn_once, written
 from hardneg.io.pair_labels import ignored_label, label_column, split_by_label
-from hardneg.io.tables import Table
+from hardneg.io.tables import Table, column_names, read_table
 from hardneg.mining.alignment import Alignment
 from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
-from hardneg.mining.options import Columns
+from hardneg.mining.options import Columns, MineOptions
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
@@ -422,3 +423,25 @@ def _with_texts(documents: Side, new: list[str]) -> Side:
     ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
     labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
     return Side(ids, [*documents.texts, *new], labels=labels, named=documents.named)
+
+
+def from_beir(options: MineOptions) -> MineOptions:
+    """The options with the files of the folder, where the queries are one and nothing else is named."""
+    folder = Path(options.queries)
+    corpus, queries = (_of(folder, name) for name in ("corpus", "queries"))
+    if not folder.is_dir() or corpus is None or queries is None:
+        return options
+    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the one to train on first
+    given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
+    if given is None:
+        raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
+    columns = options.columns
+    documents = options.corpus or str(corpus)
+    # The names are those of the first line, and only some of the documents may have a title.
+    if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
+        columns = replace(columns, corpus="title+text")
+    return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
+
+
+def _of(folder: Path, name: str) -> Path | None:
+    return next((path for suffix in (".jsonl", ".jsonl.gz") if (path := folder / f"{name}{suffix}").is_file()), None)

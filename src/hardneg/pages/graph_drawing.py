@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from io import BytesIO
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+
+from hardneg.core.errors import optional
 
 SIDE, MARGIN = 48.0, 3.0
 MOST_NODES, MOST_EDGES = 80, 400
@@ -52,3 +57,14 @@ def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
     middle, wide = (place.min(0) + place.max(0)) / 2, max(float(np.ptp(place, axis=0).max()), 1e-9)
     scaled: NDArray[np.float64] = SIDE / 2 + (SIDE - 2 * MARGIN) * (place - middle) / wide
     return scaled
+
+
+def thumbnail(image: Annotated[Tensor, "c h w"], longest: int = 48) -> str:
+    """The image (uint8, grey or RGB) as PNG, at most ``longest`` pixels a side; smaller ones keep every pixel."""
+    pillow = optional("PIL.Image", "report", extra="report")
+    pixels = image.permute(1, 2, 0).cpu().numpy()
+    picture = pillow.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    picture.thumbnail((longest, longest), pillow.Resampling.BOX)  # never larger
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

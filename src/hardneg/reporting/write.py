@@ -16,8 +16,7 @@ from hardneg.reporting.answer import answer_of, aside_of, differences, notes_of,
 from hardneg.reporting.curves import curves_of
 from hardneg.reporting.histograms import histograms_of
 from hardneg.reporting.pictures import pictures_of
-from hardneg.reporting.provenance import provenance_of
-from hardneg.reporting.side_by_side import read_stories
+from hardneg.reporting.side_by_side import provenance_of, read_stories
 from hardneg.reporting.story import Story, evaluated_in
 from hardneg.reporting.table import cells_of, dots_of, heads_of, measures_of, table_csv, table_note
 

@@ -23,9 +23,8 @@ from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing, not_infinite
 from hardneg.core.tensors import unit, widened
 from hardneg.core.types import Keys
-from hardneg.integrations.sentence_transformers.guide import Guide
 from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
-from hardneg.integrations.sentence_transformers.pairings import BuiltPairing, Columns, PairingBuilder
+from hardneg.integrations.sentence_transformers.pairings import BuiltPairing, Columns, Guide, PairingBuilder
 from hardneg.losses.contrastive import ContrastiveLoss, Temperature
 from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.negatives import Negatives, Uniform

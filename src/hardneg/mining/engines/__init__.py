@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hardneg.core.errors import argument_error
-from hardneg.mining.engines.base import Engine
+from hardneg.mining.engines.base import Engine, JobPart
 from hardneg.mining.engines.local import Local
-from hardneg.mining.engines.parts import JobPart
 from hardneg.mining.engines.ranks import join_ranks
 from hardneg.mining.engines.ray import Ray
 from hardneg.mining.options import MineOptions

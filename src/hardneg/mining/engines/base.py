@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hardneg.core.errors import HardnegError
+from hardneg.core.errors import HardnegError, argument_error
 
 TRIES = 3
 """How often a task is run whose worker process is killed: a machine may fail once, a task that kills always does."""
@@ -77,3 +79,37 @@ class ClusterLost(HardnegError, OSError):
 
 class PartDone(Exception):
     """One of several parts has done its share of a stage, and other parts have not done theirs."""
+
+
+@dataclass(frozen=True)
+class JobPart(Engine):
+    """Part ``number`` of ``of``, counted from 0: every ``of``-th task of each stage.
+
+    Once its share of a stage is done it goes on if the other parts have done theirs, else it ends.
+    """
+
+    number: int
+    of: int
+    first = alone = False
+
+    @classmethod
+    def parse(cls, text: str) -> JobPart:
+        """
+        >>> Part.parse("0/4")
+        Part(number=0, of=4)
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or int(found[1]) >= int(found[2]):
+            raise argument_error("mine", "a part as i/n, with i from 0 to n - 1", "part", text)
+        return cls(int(found[1]), int(found[2]))
+
+    def map(self, work: Work) -> None:
+        for task in work.tasks[self.number :: self.of]:
+            if not work.is_done(task):
+                work.function(task)
+            work.done(task)
+        for i, task in enumerate(work.tasks):
+            if i % self.of != self.number:
+                if not work.is_done(task):
+                    raise PartDone
+                work.done(task)

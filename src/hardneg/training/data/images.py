@@ -33,7 +33,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, located
 from hardneg.io.arrays import Array, warn_of_unseen_classes
 from hardneg.io.functions import names_a_file
-from hardneg.pages.thumbnails import thumbnail
+from hardneg.pages.graph_drawing import thumbnail
 from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import (
     Augmentation,
