@@ -27,10 +27,10 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
-from hardneg.training.freshness import Freshness
 from hardneg.training.loop import Loop
 from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe
+from hardneg.training.refreshing import PlanRefresher
 
 BATCHES = {
     "uniform": "uniform()",
@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "waiting for the graph and its plan": (PlannedBatchSampler, "_from_process"),
     "planning, in the graph's thread": (Refresh, "_plan_next"),
     "starting the graph": (Refresh, "now"),
-    "harvest and refresh": (Freshness, "after_step"),
+    "harvest and refresh": (PlanRefresher, "after_step"),
     "building the graph, in its thread": (refresh, "build_graph"),
 }
 

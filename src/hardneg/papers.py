@@ -137,7 +137,7 @@ def rince(temperature: float = 0.5, q: float = 0.5, lam: float = 0.01) -> Contra
 
 
 def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3) -> IndividualTemperatures:
-    """iSogCLR (Qiu et al. 2023): a temperature per instance, learnt; call with ``ids``. No running normalisers.
+    """ISogCLR (Qiu et al. 2023): a temperature per instance, learnt; call with ``ids``. No running normalisers.
 
     >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
     >>> isogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim

@@ -27,10 +27,10 @@ from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_pro
 from hardneg.core.errors import DataChanged, FileError, HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
+from hardneg.training.data_record import data_record
 from hardneg.training.options import RECIPES, TrainOptions
+from hardneg.training.parts import splits
 from hardneg.training.runs import Run
-from hardneg.training.setup import splits
-from hardneg.training.trained import data_record
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
 from support.training_runs import few_digits, short

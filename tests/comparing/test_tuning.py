@@ -18,8 +18,8 @@ from hardneg.comparing.runs import Diverged
 from hardneg.comparing.verdict import temperature_notes
 from hardneg.reporting import write_report
 from hardneg.training.options import TrainOptions
+from hardneg.training.parts import splits
 from hardneg.training.runs import Run
-from hardneg.training.setup import splits
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
 from support.training_runs import short

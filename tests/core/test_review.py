@@ -115,7 +115,7 @@ def test_a_row_can_be_copied():
 
 def test_beside_refuses_another_temperature():
     with pytest.raises(hn.core.errors.ArgumentError, match="one temperature"):
-        hn.core.scoring.beside(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.25))
+        hn.core.scoring.concatenate_scores(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.25))
 
 
 @pytest.mark.parametrize(("which", "size"), [("anchors", 2), ("candidates", 3)])

@@ -174,7 +174,9 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
     ],
     "same_label_positives": [lambda: checked(hn.core.scoring.same_label_positives)(two_views())],
     "more_positives": [lambda: checked(hn.core.scoring.more_positives)(two_views(), two_views().same_label("test"))],
-    "beside": [lambda: checked(hn.core.scoring.beside)(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.5))],
+    "concatenate_scores": [
+        lambda: checked(hn.core.scoring.concatenate_scores)(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.5))
+    ],
     "keep": [lambda: checked(hn.negatives.keep)(two_views(), two_views().valid)],
     "log_expect_exp": [
         lambda: checked(hn.core.objectives.log_expect_exp)(two_views().candidates, weights(two_views()))

@@ -13,7 +13,7 @@ import hardneg as hn
 from hardneg.batching import Refresh, encode
 from hardneg.training.encoders import build_encoder
 from hardneg.training.export import resnet_names
-from hardneg.training.outside import outside_backbone
+from hardneg.training.library_encoders import library_backbone
 from support.libraries import library
 
 timm: Any = library("timm")
@@ -60,6 +60,6 @@ def test_exported_names_load_strictly_and_give_the_same_features(kind: str, name
 )
 def test_encoders_of_libraries_lose_their_classes(name: str, width: int) -> None:
     library(name.partition(":")[0])
-    backbone, found = outside_backbone(name, 1)
+    backbone, found = library_backbone(name, 1)
     assert found == width
     assert backbone.eval()(torch.rand(2, 1, 64, 64)).shape == (2, width)

@@ -83,7 +83,7 @@ def test_a_guide_is_asked_for_by_name(texts: dict[str, Tensor]) -> None:
 
 def test_qwen3_denominator_and_mask_equal_a_loop(texts: dict[str, Tensor]) -> None:
     q, d = texts["q"], texts["d"]
-    scores = hn.core.scoring.beside(
+    scores = hn.core.scoring.concatenate_scores(
         hn.cross_views(q, d, TEMPERATURE, IDS),
         hn.score(hn.Keys(q, IDS), d, hn.Keys(q, IDS, source="queries"), TEMPERATURE),
         hn.score(hn.Keys(d, IDS), d, hn.Keys(d, IDS, source="documents"), TEMPERATURE),
@@ -272,5 +272,5 @@ def test_gistembed_with_blocks_equals_sentence_transformers(texts: dict[str, Ten
         mine.guided(guide)
         for mine, guide in zip(blocks(*ours, temperature=TEMPERATURE), blocks(guide_q, guide_d, 1.0), strict=True)
     ]
-    loss = mean_nce(hn.core.scoring.beside(*guided), hn.BelowPositive(absolute=0.0, by="guide"))
+    loss = mean_nce(hn.core.scoring.concatenate_scores(*guided), hn.BelowPositive(absolute=0.0, by="guide"))
     assert_same(loss, expected, texts)

@@ -26,8 +26,8 @@ from hardneg.training.encoders import Represent, auto_encoder, build_encoder, em
 from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
 from hardneg.training.options import RECIPES, CLIPOptions
+from hardneg.training.parts import splits
 from hardneg.training.runs import Run
-from hardneg.training.setup import splits
 from support.graphs import graph_file
 from support.libraries import library
 from support.texts import text_file, vector_file

@@ -21,12 +21,12 @@ from hardneg.core.errors import HardnegError
 from hardneg.reporting import write_report
 from hardneg.training.data.image_texts import ImageTexts, ranks
 from hardneg.training.data.inputs import Sided
+from hardneg.training.data_record import fingerprint
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
 from hardneg.training.options import CLIPOptions
+from hardneg.training.parts import splits
 from hardneg.training.recipes import run_recipe
-from hardneg.training.setup import splits
-from hardneg.training.trained import fingerprint
 from support.html_page import Page
 from support.texts import image_text_table, sts_file
 from support.training_runs import run

@@ -31,12 +31,12 @@ from hardneg.training.evaluation.transfer import transfer
 from hardneg.training.export import load_encoder
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
+from hardneg.training.parts import splits
 from hardneg.training.recipes.clip import CLIP
 from hardneg.training.recipes.pairs import PairsRecipe
 from hardneg.training.recipes.quick_thoughts import QuickThoughts
 from hardneg.training.recipes.simcse import SimCSE
 from hardneg.training.runs import Run
-from hardneg.training.setup import splits
 from hardneg.training.text_encoders import text_encoder
 from support.html_page import Page
 from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file

@@ -17,8 +17,8 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.core.errors import HardnegWarning
-from hardneg.training.freshness import Freshness
 from hardneg.training.options import RECIPES
+from hardneg.training.refreshing import PlanRefresher
 from hardneg.training.runs import Run
 from support.training_runs import STEPS, few_digits, interrupted, run, short
 
@@ -53,7 +53,7 @@ def refreshes(batches: int, every: int, epochs: int) -> list[int]:
     fresh: Any = SimpleNamespace(spec=spec, sampler=Batches(batches), total=total, refreshed=batches)
     found = [batches]
     for step in range(batches + 1, total + 1):
-        if Freshness.is_due(fresh, step, (step - 1) // batches):
+        if PlanRefresher.is_due(fresh, step, (step - 1) // batches):
             fresh.refreshed = step
             found.append(step)
     return found
@@ -108,7 +108,7 @@ def test_items_that_are_never_in_a_batch_are_warned_of(tmp_path: Path) -> None:
 
 def test_an_item_without_a_vector_stands_for_a_random_other(tmp_path: Path) -> None:
     sampler: Any = SimpleNamespace(planner=parse_batches("knn()").planner, num_instances=40)
-    fresh = Freshness(sampler, parse_batches("knn()"), 100, lambda: torch.zeros(0), seed=0)
+    fresh = PlanRefresher(sampler, parse_batches("knn()"), 100, lambda: torch.zeros(0), seed=0)
     fresh.harvested = torch.nn.functional.normalize(torch.randn(40, 4), dim=1)
     assert fresh.known(5) is fresh.harvested
     fresh.harvested[:3] = 0.0

@@ -15,9 +15,9 @@ from hardneg.core.errors import ArgumentError, NoFile
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, open_text, read_table, read_vectors, suffix_of, vector_suffixes
-from hardneg.mining.cells import RowNumbers
 from hardneg.mining.judgements import read_grades
 from hardneg.mining.problem import Side, side_of_table
+from hardneg.mining.table_values import RowNumbers
 
 WHO = "audit"
 

@@ -74,7 +74,8 @@ def beta_of(strength: float, temperature: float) -> float:
 @dataclass
 class GridSearch:
     """Per family and member of its grid, sums of the false share and of the similarity over the anchors that it leaves
-    a negative, and how many these are."""
+    a negative, and how many these are.
+    """
 
     audited: AuditedPairs
     wanted: float

@@ -1,6 +1,6 @@
 """Who shares a batch: graph, walks, planners, plan, sampler, refresh."""
 
-from hardneg.batching.filler import Guard as Guard
+from hardneg.batching.filling import Guard as Guard
 from hardneg.batching.graph import ProximityGraph as ProximityGraph
 from hardneg.batching.graph import build_graph as build_graph
 from hardneg.batching.plan import Plan as Plan

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from hardneg.batching.background import PlanningProcess
-from hardneg.batching.filler import Filler, Guard
+from hardneg.batching.filling import BatchFiller, Guard
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
@@ -195,7 +195,7 @@ class PlannedBatchSampler(BatchSampler):
             self._prepared = (type(planner), data, prepared)
         return planner, data, prepared
 
-    def _continued(self, plan: Plan, filler: Filler, source: Source) -> Plan:
+    def _continued(self, plan: Plan, filler: BatchFiller, source: Source) -> Plan:
         """The plan with one more segment, or with a piece of it."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
         return self._kept(self._rules_of(plan.epoch).extended(plan, filler, *source, count))
@@ -353,7 +353,7 @@ class PlanIterator(Iterator[list[int]]):
         self._position += 1
         return batch
 
-    _filler: Filler | None
+    _filler: BatchFiller | None
     _source: Source | None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hardneg.batching.filler import coverages
+from hardneg.batching.filling import coverages
 from hardneg.batching.planners import (
     Communities,
     Consecutive,

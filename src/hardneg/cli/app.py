@@ -48,7 +48,6 @@ def explain(options: ExplainOptions) -> None:
     Without an expression, list every distribution and schedule with an example.
 
     Examples:
-
       hardneg explain
 
       hardneg explain "Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"
@@ -69,7 +68,6 @@ def evaluate(options: EvaluateOptions) -> None:
     hf:PATH, file.py:function, or a table with the columns text and embedding): whatever the options name.
 
     Examples:
-
       hardneg evaluate runs/simclr
 
       hardneg evaluate embeddings.npz --json
@@ -89,7 +87,6 @@ def export(options: ExportOptions) -> None:
     """Write the trained encoder of a run in the format of another library, and print how to load it.
 
     Examples:
-
       hardneg export runs/simclr --format torchvision
 
       hardneg export runs/simcse --format sentence-transformers --out models/mine
@@ -111,7 +108,6 @@ def report(options: ReportOptions) -> None:
     Several paths become arms of one page, side by side; without --out it lies beside the first of them.
 
     Examples:
-
       hardneg report runs/compare
 
       hardneg report runs/simclr runs/moco --out both.html

@@ -24,7 +24,6 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
     are, how concentrated, and how many are near-duplicates.
 
     Examples:
-
       hardneg audit embeddings.npy --labels labels.npy -e "Tilt(1.0)" -e "Ring(0.01, 0.1)" -o audit
 
       hardneg audit runs/simclr --temperature 0.2 --tau-plus 0.1 --wanted-false-negatives 0.02

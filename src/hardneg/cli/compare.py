@@ -20,7 +20,6 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
     A killed comparison resumes when the same command is given again; finished runs are kept.
 
     Examples:
-
       hardneg compare --arm "simclr(temperature=0.25)" --arm "hcl(beta=1)"
 
       hardneg compare --arm "simclr()" --arm "simclr() @ proximity()" --seeds 5

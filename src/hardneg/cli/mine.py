@@ -23,7 +23,6 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
     """Turn a data set and its embeddings into training data with hard negatives.
 
     Examples:
-
       hardneg mine pairs.jsonl --model all-MiniLM-L6-v2 -o mined.parquet
 
       hardneg mine queries.jsonl --corpus corpus.jsonl --corpus-column title+text --judgements qrels.tsv

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from hardneg.comparing.request import SHARED
+from hardneg.training.data_record import count_in, noun_in
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Warned
-from hardneg.training.trained import count_in, noun_in
 
 MOST = 0.5
 """The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns, too."""
@@ -69,7 +69,7 @@ BESIDE = (
 )  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""
 Trained = Mapping[str, Any] | None
-"""The record of what a run trained (training/trained.py); None before training begins."""
+"""The record of what a run trained (training/data_record.py); None before training begins."""
 
 
 def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()) -> dict[str, list[str]]:

@@ -14,10 +14,10 @@ from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.training.checks import check_batch, check_sources, check_words
 from hardneg.training.data.items import Items, Splits
+from hardneg.training.data_record import data_record
 from hardneg.training.evaluation.measures import AUTO
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.setup import splits
-from hardneg.training.trained import data_record
+from hardneg.training.parts import splits
 
 
 class CannotTrain(HardnegError, ValueError):

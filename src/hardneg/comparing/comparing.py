@@ -23,8 +23,8 @@ from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.boards import check_boards
+from hardneg.training.data_record import count_in, noun_in
 from hardneg.training.evaluation.measures import measure, measures_in
-from hardneg.training.trained import count_in, noun_in
 
 ArmResults = list[list[dict[str, Any]]]
 """For every arm the figures of every seed."""

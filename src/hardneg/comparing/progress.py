@@ -73,8 +73,7 @@ class Watcher:
 
 
 def in_words(seconds: float) -> str:
-    """
-    >>> in_words(95), in_words(4000), in_words(200_000)
+    """>>> in_words(95), in_words(4000), in_words(200_000)
     ('2 minutes', '1.1 hours', '2.3 days')
     """
     if seconds < 3600:

@@ -12,10 +12,10 @@ from typing import Any
 from hardneg.comparing.arms import Arm
 from hardneg.core.errors import ArgumentError, Damaged, FileError, UnknownName, argument_error, warn_once
 from hardneg.io.files import read_json, run_again, write_json
+from hardneg.training.data_record import check_same_data, is_data_record
 from hardneg.training.evaluation.measures import AUTO, MEASURES
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import changes
-from hardneg.training.trained import check_same_data, is_data_record
 
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share", "evaluate_with")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""

@@ -100,7 +100,8 @@ def philox(counter: Annotated[Tensor, "4 *"], key: Annotated[Tensor, "2"]) -> An
 
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """The high and low word of a product. In halves of 16 bits nothing exceeds 2 ** 49: a signed overflow is undefined
-    in compiled code. The multiplier is a scalar: as a part of an index it would be narrowed to 32 bits on a GPU."""
+    in compiled code. The multiplier is a scalar: as a part of an index it would be narrowed to 32 bits on a GPU.
+    """
     low_half = (word & 0xFFFF) * multiplier
     middle = (word >> 16) * multiplier + (low_half >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low_half & 0xFFFF)

@@ -91,7 +91,7 @@ def short_repr(value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """numpy's numbers have a repr of their own."""
+    """Numpy's numbers have a repr of their own."""
     if isinstance(value, Real) and not isinstance(value, bool):
         return repr(int(value)) if isinstance(value, Integral) else repr(float(value))
     return repr(value)

@@ -167,7 +167,7 @@ def _with_positives(scores: Scores, added: Annotated[Tensor, "b n"]) -> Scores:
     )
 
 
-def beside(scores: Scores, *others: Scores) -> Scores:
+def concatenate_scores(scores: Scores, *others: Scores) -> Scores:
     """Candidates of several scores side by side, with the positives of the first.
 
     For denominators whose parts have different anchors: query-query and document-document blocks beside the
@@ -175,9 +175,13 @@ def beside(scores: Scores, *others: Scores) -> Scores:
     """
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
-        raise ArgumentError("beside", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}")
+        raise ArgumentError(
+            "concatenate_scores", "the same anchors", f"rows={[part.candidates.shape[0] for part in parts]}"
+        )
     if not all(_same_temperature(scores.temperature, part.temperature) for part in others):
-        raise ArgumentError("beside", "one temperature", f"temperatures={[part.temperature for part in parts]}")
+        raise ArgumentError(
+            "concatenate_scores", "one temperature", f"temperatures={[part.temperature for part in parts]}"
+        )
     names = tuple(dict.fromkeys(name for part in parts for name in part.source_names))
     codes = [
         torch.tensor([names.index(name) for name in part.source_names], device=part.source.device) for part in parts

@@ -205,7 +205,7 @@ def dense_statistics(
 
 
 def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> Annotated[Tensor, "b"]:
-    """log E_q[e^s] of each row; -inf where q has no support.
+    """Log E_q[e^s] of each row; -inf where q has no support.
 
     The weights are normalised first: s + log q stays of the size of s, where s + log w would lose the digits of s
     under a large tilt.
@@ -215,7 +215,7 @@ def log_expect_exp(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> A
 
 
 def supported_log_mean(candidates: Annotated[Tensor, "b n"], log_w: LogWeights) -> PerRow:
-    """log E_q[e^s] of rows that all have a candidate that q allows."""
+    """Log E_q[e^s] of rows that all have a candidate that q allows."""
     terms = candidates + torch.log_softmax(log_w, dim=-1)
     if not (is_plain(terms) and terms.numel()):
         return torch.logsumexp(terms, dim=-1, keepdim=True)

@@ -60,7 +60,8 @@ def _inside(inner: Path, outer: Path) -> bool:
 
 def swap_in(new: Path, path: Path) -> None:
     """Puts a file or folder at a path, whole; a folder that was there is left at ``new`` where the system can exchange
-    two names at once, else it is removed."""
+    two names at once, else it is removed.
+    """
     if not (path.is_dir() and not path.is_symlink()):
         os.replace(new, path)
     elif not _exchange(new, path):

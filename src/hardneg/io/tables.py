@@ -1,5 +1,6 @@
 """Tables and embeddings from disk: Parquet, JSON, CSV, TSV, TREC, Hugging Face data sets; npy, npz, safetensors; and
-folders of these. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``."""
+folders of these. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``.
+"""
 
 from __future__ import annotations
 

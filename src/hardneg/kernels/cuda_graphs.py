@@ -26,7 +26,7 @@ DEVICES = ("cuda",)
 BACKEND = "inductor"
 BLOCK = 1024
 """Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 Outputs = list[tuple[Tensor, Tensor]]
 """What is differentiated, each with the gradient by it."""
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
@@ -54,7 +54,7 @@ class Runner:
     def block(self) -> int | None:
         return BLOCK if self.device in DEVICES else None
 
-    def __call__(self, function: Callable[..., Result], shape: TileShape, *args: Any) -> Result:
+    def __call__(self, function: Callable[..., Output], shape: TileShape, *args: Any) -> Output:
         """The function of these arguments, whose shapes are those of a tile of this shape."""
         if not self.compiles:
             return function(*args)

@@ -202,7 +202,8 @@ def _cotangents(
     objective: Objective, tile: Tile, masked: Tensor, log_w: Tensor | None, sums: Sums, grads: Grads
 ) -> Outputs:
     """Values and log-weights of candidates, or values of positives, which have no log-weights, with the gradients by
-    them; ``masked`` are the log-weights, NEVER outside."""
+    them; ``masked`` are the log-weights, NEVER outside.
+    """
     over = "positives" if log_w is None else "candidates"
     relative = masked.to(tile.s.dtype) if log_w is None else masked - sums.mass.shift
     found: list[tuple[Tensor | None, Tensor | None]] = []

@@ -248,7 +248,8 @@ class Finder:
 
     def _fused(self, lists: list[Tensor], rows: Tensor, source: int | None) -> tuple[Tensor | None, Quotas]:
         """By what the candidates of several retrievers are taken; see fusion.py. Rescored ones go by their scores, but
-        for those of a retriever that stand in for similarities where there are no vectors."""
+        for those of a retriever that stand in for similarities where there are no vectors.
+        """
         number = {name: source_number(name, self.retrievers) for name, _ in self.search.quotas}
         quotas = tuple((fused_key([lists[number[name]]], rows), count) for name, count in self.search.quotas)
         stands_in = getattr(self.scorer.rescore, "__self__", None) in self.search.also

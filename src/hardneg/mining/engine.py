@@ -81,7 +81,7 @@ def mine(
     guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
-    """k negatives from the corpus for each query, by any distribution, as in training.
+    """K negatives from the corpus for each query, by any distribution, as in training.
 
     positives: corpus ids (rows where the corpus has no ids): [q], [q, p] padded with -1, or one list per query. They
         are never negatives, nor is a row with the query's own id. BelowPositive compares with the lowest-scored one.

@@ -122,7 +122,8 @@ def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:
 
 def _random_rows(number: int, dim: int) -> Tensor:
     """As many vectors as the run would have. Where it would read them from a file, they share their numbers: each row
-    begins one number behind the row before."""
+    begins one number behind the row before.
+    """
     random = torch.Generator().manual_seed(0)
     if fits_in_memory(4 * number * dim):
         return torch.randn(number, dim, generator=random)
@@ -140,7 +141,8 @@ def _sample(problem: Problem) -> Problem:
 
 def _peak(miner: Miner, queries: int) -> int | None:
     """The peak of this process, which held every table, the vectors that the run holds and the blocks of a search, and
-    the lists of all queries that a search holds at a time."""
+    the lists of all queries that a search holds at a time.
+    """
     finder = miner.finder
     size, _ = next(iter(finder.attempts(False)))
     held = min(queries, finder.at_once(size)) * finder.query_bytes(size) if finder.searched else 0

@@ -25,8 +25,8 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional, spelled, warn_once, written
 from hardneg.core.types import NEVER
 from hardneg.io.tables import open_text
-from hardneg.mining.cells import key_of
 from hardneg.mining.problem import Side
+from hardneg.mining.table_values import key_of
 from hardneg.negatives import Negatives
 from hardneg.search.topk import top_of_rows
 

@@ -18,7 +18,6 @@ from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import same_file
 from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
-from hardneg.mining.cells import checked_ids
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.encode import (
@@ -39,6 +38,7 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
 from hardneg.mining.search import Retriever, Search
+from hardneg.mining.table_values import checked_ids
 
 StageProgress = Callable[[str, int], Callable[[int], None]]
 """(what is done, how many steps) -> call it with the number of steps done."""

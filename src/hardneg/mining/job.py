@@ -145,7 +145,8 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
 @dataclass(frozen=True)
 class Context:
     """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces and
-    the job that they are of."""
+    the job that they are of.
+    """
 
     options: MineOptions
     keys: tuple[tuple[str, str], ...]
@@ -199,7 +200,8 @@ def _check_ours(options: MineOptions) -> None:
 
 def check_room(options: MineOptions, problem: Problem) -> None:
     """Warns where no query can have k negatives; raises if the format writes none with fewer, and for ranks that no
-    list of the retrievers has."""
+    list of the retrievers has.
+    """
     if is_listed(options):
         sizes = options.candidates, len(retriever_names(options)), len(problem.corpus)
         check_lists("mine", expression_of(options), options.k, options.draw, *sizes)

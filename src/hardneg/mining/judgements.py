@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.io.tables import Table, read_table
-from hardneg.mining.cells import checked_ids, key_of
+from hardneg.mining.table_values import checked_ids, key_of
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
 

@@ -70,7 +70,8 @@ def fingerprint(
     options: MineOptions, stamps: dict[str, Any], embedded: Embedded, miner: Miner, engine: Engine
 ) -> dict[str, Any]:
     """What must be the same for the pieces of a killed run to be used: the data, the options, the functions that they
-    name, and how queries and corpus were cut into blocks, which follows from the device."""
+    name, and how queries and corpus were cut into blocks, which follows from the device.
+    """
     elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
     relevant = {name: value for name, value in asdict(options).items() if name not in elsewhere}
     return {

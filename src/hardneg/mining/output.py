@@ -319,7 +319,8 @@ def _without_bars(datasets: Any) -> Iterator[None]:
 
 def recover(path: Path) -> None:
     """Puts a folder back that a killed run had moved away a moment before it put the new one there, and removes one
-    that it had replaced and not yet removed; only where the system cannot exchange the two at once."""
+    that it had replaced and not yet removed; only where the system cannot exchange the two at once.
+    """
     old = old_name(path)
     if old.exists() and not path.exists():
         os.replace(old, path)

@@ -27,8 +27,8 @@ from hardneg.core.errors import ArgumentError, FileError, spelled, warn_once, wr
 from hardneg.io.pair_labels import ignored_label, label_column, split_by_label
 from hardneg.io.tables import Table, column_names, read_table
 from hardneg.mining.alignment import Alignment
-from hardneg.mining.cells import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
 from hardneg.mining.options import Columns, MineOptions
+from hardneg.mining.table_values import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
 
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")

@@ -133,7 +133,7 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
 
 
 def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """k draws with replacement, the candidates taken in the order of their rows."""
+    """K draws with replacement, the candidates taken in the order of their rows."""
     numbers = torch.arange(rule.k, device=log_w.device).expand(len(log_w), -1)
     uniforms = uniform_of_pairs(rule.seed, candidates.query, numbers)
     if candidates.rows is None or not log_w.shape[1]:

@@ -93,7 +93,7 @@ class Negatives:
 
     @property
     def slope(self) -> Number:
-        """beta where log w = beta * score for every candidate, as a tilt has it; else 0."""
+        """Beta where log w = beta * score for every candidate, as a tilt has it; else 0."""
         return 0.0
 
     @property

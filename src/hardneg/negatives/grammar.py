@@ -264,8 +264,7 @@ def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **opti
 
 
 def read_generator(generator: AnyGenerator) -> Generator:
-    """
-    >>> read_generator("mochi(num_hardest=64)")
+    """>>> read_generator("mochi(num_hardest=64)")
     mochi(num_hardest=64)
     """
     made: Any = generator

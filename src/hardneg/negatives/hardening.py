@@ -107,7 +107,8 @@ def _check_non_decreasing(hardening: Hardening) -> None:
 
 def assumption_1(scores: Scores, hardening: Negatives) -> Annotated[Tensor, ""]:
     """Share of anchors that satisfy H-SCL's Assumption 1: E[e^s] over hard candidates of the anchor's own label is at
-    least that over hard candidates of other labels. Anchors without one of the two are left out (NaN if all are)."""
+    least that over hard candidates of other labels. Anchors without one of the two are left out (NaN if all are).
+    """
     same = scores.same_label("assumption_1")
     log_w = hardening.log_weights(scores)
     collision = log_expect_exp(scores.candidates, log_w.masked_fill(~same, NEVER))

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.request import why_no_accuracy
-from hardneg.reporting.story import ArmRuns, Story, evaluated_in, known, measure_in, percent
+from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
 from hardneg.training.evaluation.measures import MEASURES, unit_of
 
 UNLIKE = "More than the negatives differs"
 HELD_OUT = "The validation {0}s are training {0}s that were held out of training; the test {0}s were not used."
 
 
-def title_of(story: Story) -> str:
+def title_of(story: PageContents) -> str:
     data = Path(str(story.options.get("data", "this data")).rpartition(":")[2]).name
     if story.kind == "run":
         return f"One run of {story.facts.get('recipe', 'train')} on {data}"
@@ -22,7 +22,7 @@ def title_of(story: Story) -> str:
     return f"Which negatives are best for {data}?"
 
 
-def answer_of(story: Story) -> list[str]:
+def answer_of(story: PageContents) -> list[str]:
     """The answer: of a comparison, the sentences of comparison.json."""
     first = story.arms[0]
     if story.kind == "unfinished":
@@ -43,7 +43,7 @@ def answer_of(story: Story) -> list[str]:
     return [f"On {story.noun}s that it was not trained on, {measure}: {figure}."]
 
 
-def differences(story: Story) -> list[tuple[list[ArmRuns], str]]:
+def differences(story: PageContents) -> list[tuple[list[ArmRuns], str]]:
     """The sentences of comparison.json on each difference, with its arms; and on all of them together."""
     by_name = {arm.text: arm for arm in story.arms}
     verdicts = story.facts.get("verdicts", []) if story.kind == "comparison" else []
@@ -53,7 +53,7 @@ def differences(story: Story) -> list[tuple[list[ArmRuns], str]]:
     return [*zip(pairs, judged, strict=True), *(([], one) for one in every if one not in judged)]
 
 
-def notes_of(story: Story) -> list[tuple[str, list[str]]]:
+def notes_of(story: PageContents) -> list[tuple[str, list[str]]]:
     """What to know before the figures are believed, under headings."""
     notes = [("What to know about these runs", story.cautions)]
     if story.kind == "several":
@@ -65,7 +65,7 @@ def notes_of(story: Story) -> list[tuple[str, list[str]]]:
     ]
 
 
-def aside_of(arm: ArmRuns, story: Story) -> str:
+def aside_of(arm: ArmRuns, story: PageContents) -> str:
     """What must be known of an arm to read its figures rightly."""
     first = story.kind == "comparison" and arm is story.arms[0]
     parts = ["the reference of the others"] * first + [
@@ -74,7 +74,7 @@ def aside_of(arm: ArmRuns, story: Story) -> str:
     return f"({'; '.join(parts)})" if parts else ""
 
 
-def setting_of(story: Story) -> dict[str, Any]:
+def setting_of(story: PageContents) -> dict[str, Any]:
     """What was done, for a reader who has not read the papers."""
     options, epochs = story.options, story.options.get("epochs")
     counts = sorted({str(result.get("k", 200)) for arm in story.arms for result in arm.finished()}) or ["200"]

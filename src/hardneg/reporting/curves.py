@@ -8,7 +8,7 @@ from typing import Any
 
 from hardneg.pages.charts.axes import Point
 from hardneg.pages.charts.lines import Line, line_chart
-from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.reporting.contents import ArmRuns, PageContents, known
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ CURVES = (
 )  # fmt: skip
 
 
-def curves_of(story: Story) -> dict[str, Any]:
+def curves_of(story: PageContents) -> dict[str, Any]:
     """The charts, those that never change by name, or a sentence in their place."""
     records = [one.metrics for one in story.runs if one.metrics]
     if records and max(map(len, records)) == 1:

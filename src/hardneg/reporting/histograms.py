@@ -13,14 +13,14 @@ from torch.nn.functional import normalize
 from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
 from hardneg.pages.charts.histogram import Shares, histogram_chart
-from hardneg.reporting.story import ArmRuns, Story, known
+from hardneg.reporting.contents import ArmRuns, PageContents, known
 from hardneg.training.evaluation.pairs import above_diagonal
 
 MOST_IMAGES = 2000
 """Evaluated items whose pairs are compared; where there are more, as many are drawn, the same for every run."""
 
 
-def histograms_of(story: Story) -> list[tuple[ArmRuns, str, Markup]]:
+def histograms_of(story: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
     """For each arm what it says of its pairs, and the chart."""
     found = [(arm, counts) for arm in story.arms if (counts := _counts(arm)) is not None]
     if not found:

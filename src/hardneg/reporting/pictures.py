@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hardneg.core.errors import DataChanged, FileError
 from hardneg.io.embeddings import load_evaluated
-from hardneg.reporting.story import ArmRuns, SeedRun, Story, evaluated_in, listed
+from hardneg.reporting.contents import ArmRuns, PageContents, SeedRun, evaluated_in, listed
 from hardneg.training.data.items import TEST_SHARE, Items, Shown
 from hardneg.training.data.kinds import kind_of
+from hardneg.training.data_record import fingerprint
 from hardneg.training.evaluation.pairs import directions
 from hardneg.training.options import TrainOptions
-from hardneg.training.trained import fingerprint
 
 NUM_ANCHORS, NUM_NEAREST, NUM_OTHER = 6, 8, 4
 COUNTED = 10  # neighbours of every test item whose classes are counted
@@ -52,7 +52,7 @@ class Strip:
     images: list[Thumb]
 
 
-def pictures_of(story: Story) -> dict[str, Any]:
+def pictures_of(story: PageContents) -> dict[str, Any]:
     """For some items, those nearest in the features; or a sentence in their place."""
     arms = _arms_to_show(story)
     none = f"No {story.noun}s are shown: "
@@ -100,7 +100,7 @@ def _sentences(shown: list[Neighbours], chance: float, split: str, noun: str) ->
     return lines
 
 
-def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
+def _arms_to_show(story: PageContents) -> list[tuple[ArmRuns, SeedRun]]:
     """The first arm and the best of the others on the same items, each with its first seed that has embeddings."""
     there = []
     for arm in story.arms:
@@ -114,7 +114,7 @@ def _arms_to_show(story: Story) -> list[tuple[ArmRuns, SeedRun]]:
     return there[:1] + others[:1]
 
 
-def _who(arms: list[tuple[ArmRuns, SeedRun]], story: Story) -> str:
+def _who(arms: list[tuple[ArmRuns, SeedRun]], story: PageContents) -> str:
     """Which arms are shown, and why not all: the page would be long, and few would look at more."""
     if arms[0][0].alone:
         return ""

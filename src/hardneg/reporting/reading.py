@@ -13,7 +13,7 @@ from hardneg.comparing.runs import folder_of
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
-from hardneg.reporting.story import ArmRuns, SeedRun, Story, StoryTable, known, missing_parts
+from hardneg.reporting.contents import ArmRuns, ContentsTable, PageContents, SeedRun, known, missing_parts
 from hardneg.training.evaluation.measures import MEASURES, USUAL, headline_of
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
@@ -23,7 +23,7 @@ _odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What options of another version, or of other kinds, may raise."""
 
 
-def read_story(path: Path) -> Story:
+def read_story(path: Path) -> PageContents:
     """What is there of a run or a comparison; parts that are missing are named, not fatal."""
     if (path / "comparison.json").is_file():
         return _read_comparison(path)
@@ -32,14 +32,14 @@ def read_story(path: Path) -> Story:
         text = arm_text(one.config, ["negatives", "tau_plus", "batches"])
         metric = headline_of(one.result or {})
         arm = ArmRuns(0, text, row_of([one], metric), [one], alone=True)
-        return Story(path, "run", metric, [arm], missing_parts([arm], None), one.config)
+        return PageContents(path, "run", metric, [arm], missing_parts([arm], None), one.config)
     if any((path / "runs").glob("*/config.json")):
         return _read_unfinished(path)
     what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
     raise FileError("report", what, path, None if path.exists() else "which is not there")
 
 
-def _read_comparison(path: Path) -> Story:
+def _read_comparison(path: Path) -> PageContents:
     file = path / "comparison.json"
     facts = checked(read_json(file, "compare again", who="report"), COMPARISON, file, needs=("rows",))
     rows = [checked(row, ROW, file, f"rows[{i}]", needs=("arm", "values")) for i, row in enumerate(facts["rows"])]
@@ -55,10 +55,10 @@ def _read_comparison(path: Path) -> Story:
         wanted = wanted_arm(row["arm"], facts)
         found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
         arms.append(ArmRuns(number, row["arm"], row, one_per_seed(found)))
-    return Story(path, "comparison", metric, arms, missing_parts(arms, seeds), facts)
+    return PageContents(path, "comparison", metric, arms, missing_parts(arms, seeds), facts)
 
 
-def _read_unfinished(path: Path) -> Story:
+def _read_unfinished(path: Path) -> PageContents:
     """Runs of a comparison that was stopped: what is finished, under names made of the options that differ."""
     groups: dict[str, list[SeedRun]] = {}
     for one in sorted((path / "runs").glob("*/config.json")):
@@ -72,7 +72,7 @@ def _read_unfinished(path: Path) -> Story:
         runs = one_per_seed(runs)
         arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
     seeds = min(MOST_SEEDS, max(one.seed for arm in arms for one in arm.seeds) + 1)
-    return Story(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
+    return PageContents(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
 
 
 def _metric(facts: dict[str, Any], file: Path) -> str:
@@ -147,7 +147,7 @@ def arm_text(config: dict[str, Any], names: list[str]) -> str:
     return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
 
 
-def row_of(runs: list[SeedRun], metric: str) -> StoryTable:
+def row_of(runs: list[SeedRun], metric: str) -> ContentsTable:
     """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
     results = [one.result for one in runs if one.result is not None]
     final = [result.get("final", {}) for result in results]
@@ -162,7 +162,7 @@ def row_of(runs: list[SeedRun], metric: str) -> StoryTable:
         return sum(there) / len(there) if there else None
 
     values = [float(result[metric]) for result in results if metric in result]
-    row: StoryTable = {"values": values, "mean": mean(values), "steps": steps}
+    row: ContentsTable = {"values": values, "mean": mean(values), "steps": steps}
     row["seconds"] = mean(result.get("seconds") for result in results)
     names = ("effective_temperature", "false_negatives", "hardness", "clamped")
     return row | {name: mean(record.get(name) for record in final) for name in names}

@@ -10,12 +10,12 @@ from typing import Any
 
 from hardneg.comparing.cautions import decay_of
 from hardneg.core.errors import ArgumentError
+from hardneg.reporting.contents import ArmRuns, PageContents, SeedRun
 from hardneg.reporting.reading import arm_text, differing_options, one_per_seed, read_story, row_of
-from hardneg.reporting.story import ArmRuns, SeedRun, Story
-from hardneg.training.trained import count_in
+from hardneg.training.data_record import count_in
 
 
-def read_stories(paths: Sequence[Path]) -> Story:
+def read_stories(paths: Sequence[Path]) -> PageContents:
     """One story of all paths; runs whose options differ in nothing but the seed are one arm."""
     if not paths:
         raise ArgumentError("report", "at least one run or comparison", "none")
@@ -27,10 +27,12 @@ def read_stories(paths: Sequence[Path]) -> Story:
     metric = next((part.metric for part in parts if part.kind != "run"), parts[0].metric)
     arms, copies = _arms(parts, metric)
     missing = [one for part in parts for one in part.missing]
-    return Story(paths[0].parent, "several", metric, arms, missing, {"notes": [*_of_seeds(arms), *copies]}, parts)
+    return PageContents(
+        paths[0].parent, "several", metric, arms, missing, {"notes": [*_of_seeds(arms), *copies]}, parts
+    )
 
 
-def _arms(parts: list[Story], metric: str) -> tuple[list[ArmRuns], list[str]]:
+def _arms(parts: list[PageContents], metric: str) -> tuple[list[ArmRuns], list[str]]:
     """Arms of comparisons keep their names; those of runs are named by the options that differ between all of them.
 
     Copies of one run count once, which the notes say.
@@ -83,7 +85,7 @@ def _of_seeds(arms: list[ArmRuns]) -> list[str]:
     return [] if alike else ["The seeds are not the same in all arms."]
 
 
-def provenance_of(story: Story) -> dict[str, Any]:
+def provenance_of(story: PageContents) -> dict[str, Any]:
     facts = [part.facts for part in story.parts or [story]]
     own = [(arm, _own_options(arm, story.options)) for arm in story.arms if arm.seeds]
     return {
@@ -108,7 +110,7 @@ def _versions(facts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(name, ", ".join(values)) for name, values in seen.items()]
 
 
-def _trained(story: Story) -> list[tuple[str, str]]:
+def _trained(story: PageContents) -> list[tuple[str, str]]:
     """What the first run with a record trained."""
     options, found = next(((one.options, one.trained) for one in story.runs if one.trained), ({}, None))
     if found is None:

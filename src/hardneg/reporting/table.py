@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from hardneg.pages.charts.dots import Dots, dot_plot
 from hardneg.pages.render import csv_link
-from hardneg.reporting.story import (
+from hardneg.reporting.contents import (
     ABSENT,
     ArmRuns,
-    Story,
-    StoryTable,
+    ContentsTable,
+    PageContents,
     known,
     measure_in,
     number,
@@ -35,7 +35,7 @@ class Cell:
     tag_kind: str = ""
 
 
-def dots_of(story: Story) -> Markup | None:
+def dots_of(story: PageContents) -> Markup | None:
     """The first picture: every seed of every arm."""
     measured = [arm for arm in story.arms if arm.row.get("values")]
     if not measured or len(story.arms) == 1:
@@ -51,7 +51,7 @@ def dots_of(story: Story) -> Markup | None:
     )
 
 
-def _dots_of(arm: ArmRuns, story: Story) -> Dots:
+def _dots_of(arm: ArmRuns, story: PageContents) -> Dots:
     values, half = arm.row["values"], arm.row.get("half_width")
     seeds = [one.seed for one in arm.seeds if one.result is not None and story.metric in one.result]
     numbers = seeds if story.kind != "comparison" and len(seeds) == len(values) else range(len(values))
@@ -60,7 +60,7 @@ def _dots_of(arm: ArmRuns, story: Story) -> Dots:
     return Dots(f"{arm.letter}  {arm.text}", arm.text, arm.number, percents, 100.0 * sum(values) / len(values), wide)
 
 
-def heads_of(story: Story) -> list[tuple[str, str]]:
+def heads_of(story: PageContents) -> list[tuple[str, str]]:
     metric, unit = measure_in(story, story.metric), unit_of(story.metric)
     heads = [
         ("arm", "arm"), ("seeds", f"{metric} of every seed, {unit}"), ("mean", f"mean, {unit}"),
@@ -98,7 +98,7 @@ def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], first: ArmRuns) -> list
     return [Cell(key, label, texts[key], *tags.get(key, ("", ""))) for key, label in heads if key != "arm"]
 
 
-def _against(row: StoryTable, *, first: bool) -> tuple[str, str, str]:
+def _against(row: ContentsTable, *, first: bool) -> tuple[str, str, str]:
     value, half = row.get("difference"), row.get("difference_half_width")
     if not known(value):
         return ("" if first else ABSENT), "", ""
@@ -108,7 +108,7 @@ def _against(row: StoryTable, *, first: bool) -> tuple[str, str, str]:
     return f"{signed(value)} ± {two_digits(100 * half)}", f"{'within' if side == 'alike' else 'beyond'} noise", side
 
 
-def table_csv(story: Story) -> str:
+def table_csv(story: PageContents) -> str:
     """Every figure of every seed, one line each."""
     names = ["mean", "half_width", "difference", "difference_half_width", "effective_temperature"]
     names += ["false_negatives", "hardness", "clamped", "collapsed", "steps", "seconds"]
@@ -121,7 +121,7 @@ def table_csv(story: Story) -> str:
     return csv_link(head, rows)
 
 
-def table_note(story: Story) -> str:
+def table_note(story: PageContents) -> str:
     end = "." if story.kind == "run" else "; all are means over the seeds."
     note = f"False negatives, hardness and clamped are means over the last records, seconds those of training{end}"
     tuned, tried = story.facts.get("tuned"), story.facts.get("comparison", {}).get("tune")
@@ -135,7 +135,7 @@ def table_note(story: Story) -> str:
     return note + (f" Diverged: {', '.join(lost)}." if lost else "")
 
 
-def measures_of(story: Story) -> dict[str, Any] | None:
+def measures_of(story: PageContents) -> dict[str, Any] | None:
     """The other evaluations, so that one measure does not decide alone."""
     finished = [result for arm in story.arms for result in arm.finished()]
     names = [name for name in (*MEASURES, "alignment", "uniformity") if any(name in result for result in finished)]

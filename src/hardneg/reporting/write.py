@@ -13,11 +13,11 @@ from hardneg.core.errors import ArgumentError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.pages.render import render, write_page
 from hardneg.reporting.answer import answer_of, aside_of, differences, notes_of, setting_of, title_of
+from hardneg.reporting.contents import PageContents, evaluated_in
 from hardneg.reporting.curves import curves_of
 from hardneg.reporting.histograms import histograms_of
 from hardneg.reporting.pictures import pictures_of
 from hardneg.reporting.side_by_side import provenance_of, read_stories
-from hardneg.reporting.story import Story, evaluated_in
 from hardneg.reporting.table import cells_of, dots_of, heads_of, measures_of, table_csv, table_note
 
 
@@ -42,7 +42,7 @@ def write_report(
     return file
 
 
-def report_page(story: Story, *, audited: bool = False) -> str:
+def report_page(story: PageContents, *, audited: bool = False) -> str:
     heads = heads_of(story)
     return render(
         "report.html",

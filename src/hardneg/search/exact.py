@@ -114,7 +114,8 @@ def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
 
 def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:
     """By how much a product of two vectors of these norms may differ from that in float64: sums in any order, unit
-    vectors included, and products that underflow."""
+    vectors included, and products that underflow.
+    """
     digits = torch.finfo(dtype)
     share = (dim + 8) * digits.eps
     if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
@@ -273,7 +274,8 @@ def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _coarser(keys: Annotated[Tensor, "b m"], size: int) -> Annotated[Tensor, "b w"]:
     """The largest of groups, of which the ``size``-th is no larger, and hardly smaller: a fast pass before a selection
-    that reads its rows several times."""
+    that reads its rows several times.
+    """
     width = keys.shape[1] // GROUP
     return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= GROUP * size else keys
 

@@ -74,7 +74,8 @@ def _of_groups(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _packed_top(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
     fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped, and
-    columns count down, so that of equal scores the first is the largest number."""
+    columns count down, so that of equal scores the first is the largest number.
+    """
     n = scores.shape[1]
     packed = np.empty(scores.shape, dtype=np.int64)
     halves = packed.view(np.int32).reshape(*scores.shape, 2)

@@ -53,7 +53,7 @@ class Visits(NamedTuple):
 def metropolis_hastings(
     log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
 ) -> Visits:
-    """k steps of each chain over its columns; a pure function.
+    """K steps of each chain over its columns; a pure function.
 
     The state becomes the proposal where log U < s_new - s_state. A start of -1, or one whose score is NaN, takes the
     first proposal. A proposal of -1 is no proposal, and one whose score is -inf or NaN is never accepted.

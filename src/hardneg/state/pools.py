@@ -191,7 +191,7 @@ class Bank(Stateful):
     def draw(
         self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
     ) -> Keys:
-        """k instances for each anchor, uniform over the visited ones other than itself; [b, k, d]."""
+        """K instances for each anchor, uniform over the visited ones other than itself; [b, k, d]."""
         return self.of(self.draw_ids(ids, k, replace=replace, generator=generator))
 
     def draw_ids(

@@ -1,5 +1,6 @@
 """The newest state of a run, the one before it, and the best weights, each with its checksum: what is damaged is never
-resumed."""
+resumed.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from torch.nn.functional import relu
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.augmentation.pixels import Images
+from hardneg.training.library_encoders import OUTSIDE, is_library_encoder, library_backbone, library_encoder_errors
 from hardneg.training.normalisation import Normalise
-from hardneg.training.outside import OUTSIDE, is_outside, outside_backbone, refusals_of_outside
 
 Features = Annotated[Tensor, "b d"]
 Norm = Callable[[int], nn.Module]
@@ -86,8 +86,8 @@ def build_encoder(
     check_encoder(name, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
     with seeded(seed):
-        if is_outside(name):
-            backbone, feature_dim = outside_backbone(name, in_channels, size)
+        if is_library_encoder(name):
+            backbone, feature_dim = library_backbone(name, in_channels, size)
         else:
             backbone = _BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
@@ -111,9 +111,9 @@ def auto_encoder(size: int) -> str:
 
 def check_encoder(name: str, norm: str = "auto") -> None:
     """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
-    if name not in _BACKBONES and not is_outside(name):
+    if name not in _BACKBONES and not is_library_encoder(name):
         raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
-    if norm not in ("auto", *NORMS) or (norm != "auto" and is_outside(name)):
+    if norm not in ("auto", *NORMS) or (norm != "auto" and is_library_encoder(name)):
         raise argument_error("build_encoder", "a norm among auto, batch, group (auto for others' models)", "norm", norm)
 
 
@@ -173,7 +173,7 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
     names = [str(part.name) for part in encoder.modules() if isinstance(part, Encoder)]
     with torch.no_grad(), eval_mode(encoder):
         inputs = prepare(some.to(device_of(encoder)))
-        with refusals_of_outside(names, inputs):
+        with library_encoder_errors(names, inputs):
             found = features_of(encoder)(inputs)
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(some):
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -235,7 +235,8 @@ class ResNetBackbone(nn.Module):
 
 class ResidualBlock(nn.Module):
     """x + f(x), f being two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck; the stride is on the first
-    3 x 3."""
+    3 x 3.
+    """
 
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
         super().__init__()

@@ -175,8 +175,7 @@ def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
 
 
 def _renamed(name: str, starts: list[int]) -> str:
-    """
-    >>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
+    """>>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
     ('layer2.1.bn2.weight', 'layer2.0.downsample.0.weight')
     """
     if stem := re.fullmatch(r"stem\.([01])\.(\w+)", name):

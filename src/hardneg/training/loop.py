@@ -35,15 +35,13 @@ from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
+from hardneg.training.data_record import data_record, encoder_record
 from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
-from hardneg.training.freshness import Freshness
 from hardneg.training.method import Batch, Build, EncodeInputs
 from hardneg.training.optimisers import Updates, read_optimiser
 from hardneg.training.options.base import TrainOptions, defaults_of
-from hardneg.training.records import final_of, has_collapsed
-from hardneg.training.runs import Run
-from hardneg.training.setup import (
+from hardneg.training.parts import (
     accelerator_for,
     check_agreed,
     held_memory,
@@ -52,7 +50,9 @@ from hardneg.training.setup import (
     splits,
     synchronised,
 )
-from hardneg.training.trained import data_record, encoder_record
+from hardneg.training.records import final_of, has_collapsed
+from hardneg.training.refreshing import PlanRefresher
+from hardneg.training.runs import Run
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -140,7 +140,7 @@ class Loop:
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         if self.monitor is not None:
             check_monitor(options.monitor, self.data)
-        self.fresh = Freshness(self.sampler, spec, self.total, self._vectors, options.seed)
+        self.fresh = PlanRefresher(self.sampler, spec, self.total, self._vectors, options.seed)
         self.adaptive = self._adaptive()
         self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.seen = torch.zeros(len(data), dtype=torch.bool)  # which items were ever in a batch

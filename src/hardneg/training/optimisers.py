@@ -161,8 +161,7 @@ RATES: dict[str, Callable[..., Rate]] = {"constant": Constant, "cosine": Cosine,
 
 
 def read_optimiser(text: str) -> Optimiser:
-    """
-    >>> read_optimiser("sgd(momentum=0.9)") == read_optimiser("sgd")
+    """>>> read_optimiser("sgd(momentum=0.9)") == read_optimiser("sgd")
     True
     """
     found: Optimiser = read_expression(_called(text, OPTIMISERS), OPTIMISERS)
@@ -170,8 +169,7 @@ def read_optimiser(text: str) -> Optimiser:
 
 
 def read_rate(text: str) -> Rate:
-    """
-    >>> round(read_rate("cosine(warmup=5)").factor(55, 100, per_epoch=1), 3)
+    """>>> round(read_rate("cosine(warmup=5)").factor(55, 100, per_epoch=1), 3)
     0.459
     """
     found: Rate = read_expression(_called(text, RATES), RATES)

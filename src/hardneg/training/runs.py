@@ -35,9 +35,9 @@ from hardneg.io.files import disk_failure, locked, read_json, write_atomically, 
 from hardneg.io.provenance import environment
 from hardneg.training.boards import leave_boards, show_on_boards
 from hardneg.training.checkpoints import RECORDS, Checkpoints
+from hardneg.training.data_record import check_same_data, check_same_encoder, is_record
 from hardneg.training.evaluation.measures import MEASURES
 from hardneg.training.records import count_lines, line_of, read_records, text_of
-from hardneg.training.trained import check_same_data, check_same_encoder, is_record
 
 CONFIG_FIX = "put back a copy of it, or use another --out"
 

@@ -1,7 +1,8 @@
 """Who shares a batch: uniform, proximity walks (ProSampler), kNN, k-means strata, communities (B3), GCBS,
-single-source, consecutive."""
+single-source, consecutive.
+"""
 
-from hardneg.batching.filler import Guard as Guard
+from hardneg.batching.filling import Guard as Guard
 from hardneg.batching.plan import Plan as Plan
 from hardneg.batching.planners.base import Planner as Planner
 from hardneg.batching.planners.base import registered_planners as registered_planners

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filler import Filler, Guard, coverages
+from hardneg.batching.filling import BatchFiller, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
 from hardneg.core.errors import NotFinite, argument_error, check_count, check_counts
@@ -40,10 +40,10 @@ class Planner(ABC):
         return data
 
     @abstractmethod
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         """Offers nodes to the open batch; places it leaves open are filled uniformly."""
 
-    def fill_all(self, prepared: Any, filler: Filler, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Any, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
         """The next ``count`` batches, one after the other."""
         for _ in range(count):
             filler.open()
@@ -135,15 +135,15 @@ class Epoch:
     def empty_plan(self, epoch: int) -> Plan:
         return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
 
-    def filler(self, plan: Plan) -> Filler:
+    def filler(self, plan: Plan) -> BatchFiller:
         """The filler in its state after the batches that the plan already has."""
         order = np.random.default_rng([self.seed, 1, plan.epoch]).permutation(self.num_instances)
-        filler = Filler(self.num_instances, self.sizes, self.coverage, self.guard, order)
+        filler = BatchFiller(self.num_instances, self.sizes, self.coverage, self.guard, order)
         for batch in plan:
             filler.replay(batch)
         return filler
 
-    def extended(self, plan: Plan, filler: Filler, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
+    def extended(self, plan: Plan, filler: BatchFiller, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
         """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
         filler.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])

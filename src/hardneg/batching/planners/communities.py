@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
@@ -53,7 +53,7 @@ class Communities(Planner):
         order = np.argsort(own, kind="stable")
         return own, np.split(order, np.cumsum(np.bincount(own))[:-1])
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         own, members = prepared
         node = filler.start()
         while node is not None and filler.missing:

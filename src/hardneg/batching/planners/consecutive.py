@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.planners.base import Planner
 
 
@@ -20,7 +20,7 @@ class Consecutive(Planner):
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         if filler.covering and filler.missing:  # whole pieces are taken, so what is free stays pieces
             free = np.flatnonzero(filler.taken == 0)
             piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing

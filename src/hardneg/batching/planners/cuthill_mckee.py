@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.planners.communities import undirected
@@ -48,7 +48,7 @@ class CuthillMcKee(Planner):
         place[order] = np.arange(len(order))
         return order, place, batch_size
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         order, place, batch_size = prepared
         node = filler.start()
         if node is not None:

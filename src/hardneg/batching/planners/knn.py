@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 
@@ -26,7 +26,7 @@ class NearestNeighbours(Planner):
     def prepare(self, data: Tensor, batch_size: int, rng: np.random.Generator) -> Tensor:
         return in_range(data)[0]
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         vectors: Tensor = prepared
         node = filler.start()
         if node is None:

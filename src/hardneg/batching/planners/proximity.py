@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import Walker, check_walk, torch_generator
@@ -62,7 +62,7 @@ class Proximity(Planner):
         graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
-    def fill_all(self, prepared: Walker, filler: Filler, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
         if isinstance(self.restart, Schedule):
             raise argument_error("Proximity", "a number", "restart", self.restart, "use planner.at(step, total)")
         if filler.guard is not None:
@@ -79,7 +79,7 @@ class Proximity(Planner):
             filler.tally.filled += int(filled.sum())
             filler.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
 
-    def _fill_some(self, walker: Walker, filler: Filler, count: int, rng: np.random.Generator) -> None:
+    def _fill_some(self, walker: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
         """Some batches whose first excursions are made all at once."""
         assert not isinstance(self.restart, Schedule)
         starts, size = filler.starts(count), filler.sizes[filler.num_closed]
@@ -94,14 +94,14 @@ class Proximity(Planner):
             filler.fill()
             filler.close()
 
-    def fill(self, prepared: Walker, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
         assert not isinstance(self.restart, Schedule)
         node = filler.start()
         if node is not None:
             prepared.begin(node, self.restart)
             self._search(prepared, filler, rng)
 
-    def _search(self, walker: Walker, filler: Filler, rng: np.random.Generator) -> None:
+    def _search(self, walker: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
         """The walk continues until the batch is full; from another free node where it finds no more."""
         while filler.missing:
             patience = max(200, 4 * filler.missing) if filler.covering else None

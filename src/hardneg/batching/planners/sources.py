@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.planners.base import Planner, num_instances_of
 from hardneg.core.errors import argument_error
 
@@ -34,7 +34,7 @@ class SingleSource(Planner):
         values, own = np.unique(self.column.cpu().numpy(), return_inverse=True)
         return [np.flatnonzero(own == number) for number in range(len(values))]
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         free = [members[filler.taken[members] == 0] for members in prepared]
         count = np.array([len(members) for members in free])
         able = np.where(count >= filler.missing, count, 0)

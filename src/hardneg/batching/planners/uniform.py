@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hardneg.batching.filler import Filler
+from hardneg.batching.filling import BatchFiller
 from hardneg.batching.planners.base import Planner
 
 
@@ -22,5 +22,5 @@ class UniformPlanner(Planner):
 
     offers: ClassVar[bool] = False
 
-    def fill(self, prepared: Any, filler: Filler, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         """Offers nothing: the filler fills open places uniformly."""

@@ -131,7 +131,7 @@ def debiased(
     tau_plus: float | Tensor,
     temperature: float | Tensor,
 ) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
-    """log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
+    """Log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
 
     Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
     tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere. A mean over no
@@ -210,7 +210,7 @@ def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
 
 
 def log_number(row: Row, num_negatives: NumNegatives) -> float | PerRow:
-    """log M of each row, [b, 1], or of all rows."""
+    """Log M of each row, [b, 1], or of all rows."""
     if isinstance(num_negatives, str):
         if row.number is not None and num_negatives == "support":
             return math.log(row.number)

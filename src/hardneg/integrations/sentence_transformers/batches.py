@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 import torch
 from torch import Tensor
 
-from hardneg.batching.filler import Guard
+from hardneg.batching.filling import Guard
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.batching.planners import Planner, Proximity, UniformPlanner

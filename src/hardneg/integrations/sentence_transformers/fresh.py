@@ -121,7 +121,7 @@ class FreshNegatives:
         return out
 
     def _random(self, seed: int) -> Tensor:
-        """k documents of each query that are none of its positives."""
+        """K documents of each query that are none of its positives."""
         random, size = torch.Generator().manual_seed(seed), len(self.documents)
         rows = []
         for own, same in zip(self.positives, self.own.tolist(), strict=True):

@@ -96,7 +96,7 @@ def gradient_of_pairs(
     LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr,
     COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """e of the pairs of a block, from the products x of their vectors; GIVEN: those are of norm 1."""
+    """E of the pairs of a block, from the products x of their vectors; GIVEN: those are of norm 1."""
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
@@ -181,7 +181,7 @@ def backward_of_products(
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     SORTED: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """e of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s.
+    """E of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s.
 
     The last rows come first: their products were written last, and are in the cache.
     """
@@ -268,7 +268,7 @@ def backward(
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
     PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
+    """Grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
     begin = tl.program_id(0) * BM
     rows = begin + tl.arange(0, BM)
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)

@@ -49,7 +49,7 @@ def row_statistics(
     normalize: bool = False,
     unit: bool = True,
 ) -> RowStatistics:
-    """log E_q[e^s] and the log-mass of each anchor over the candidates, with gradients and without a [b, n] tensor.
+    """Log E_q[e^s] and the log-mass of each anchor over the candidates, with gradients and without a [b, n] tensor.
 
     candidates: None for the anchors themselves (two views in one tensor); then an anchor never meets itself, and the
         tags of the candidates are those of the anchors.

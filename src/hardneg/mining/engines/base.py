@@ -94,8 +94,7 @@ class JobPart(Engine):
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """
-        >>> Part.parse("0/4")
+        """>>> Part.parse("0/4")
         Part(number=0, of=4)
         """
         found = re.fullmatch(r"(\d+)/(\d+)", text)

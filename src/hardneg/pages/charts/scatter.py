@@ -9,7 +9,7 @@ from itertools import combinations
 
 from markupsafe import Markup
 
-from hardneg.pages.charts.axes import Axis, grid, padded, shown, svg
+from hardneg.pages.charts.axes import Axis, Point, grid, padded, shown, svg
 
 RADIUS = 9.0
 _left, _right, _top, _bottom = 52.0, 22.0, 26.0, 38.0
@@ -17,7 +17,6 @@ _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the name
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True)

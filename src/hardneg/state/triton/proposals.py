@@ -31,7 +31,8 @@ def _list_columns(
     num_columns, ids_stride, views_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Which columns may be proposed, as a list: their number, and where the state is among them, if it can in its own
-    view."""
+    view.
+    """
     number = tl.zeros([ROWS], tl.int32)
     same_at = tl.zeros([ROWS], tl.int32) + num_columns
     best_at = same_at

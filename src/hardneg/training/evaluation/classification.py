@@ -1,5 +1,6 @@
 """Classification of texts by a logistic regression on their embeddings (SentEval's MR, CR, SUBJ, MPQA, SST-2, TREC,
-MRPC, or any table of texts and labels)."""
+MRPC, or any table of texts and labels).
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def alignment(first: EmbeddingRows, second: EmbeddingRows, *, exponent: float = 
 
 
 def uniformity(x: EmbeddingRows, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> float:
-    """log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
+    """Log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
 
     Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
     """

@@ -20,8 +20,8 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives.grammar import read_objective
 from hardneg.training.data.items import Items
 from hardneg.training.options import CLIPOptions
+from hardneg.training.parts import loss_for
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.setup import loss_for
 
 LOWEST = 0.01
 SIGLIP_BIAS = -10.0

@@ -94,7 +94,7 @@ def aspects_of(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lab_of(rgb: Tensor) -> Tensor:
-    """sRGB in [0, 1], [b, 3, h, w], as CIE L in [0, 100], a and b."""
+    """SRGB in [0, 1], [b, 3, h, w], as CIE L in [0, 100], a and b."""
     linear = torch.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
     xyz = torch.einsum("ij,bjhw->bihw", rgb.new_tensor(XYZ), linear) / rgb.new_tensor(DAYLIGHT)[:, None, None]
     f = torch.where(xyz > (6 / 29) ** 3, xyz.clamp(min=1e-8) ** (1 / 3), xyz / (3 * (6 / 29) ** 2) + 4 / 29)

@@ -20,7 +20,7 @@ from hardneg.training.encoders import seeded
 from hardneg.training.gin import GIN, pooled, xavier
 from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import InfoGraphOptions
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 
 class InfoGraph(Method):

@@ -29,7 +29,7 @@ from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
 from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options.banks import BankOptions, InstanceOptions
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 ViewList = list[Tensor]  # of unit vectors [b, d], one for each bank
 

@@ -26,7 +26,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
 from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import MoCoOptions
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 
 class MoCoV2(Method):

@@ -17,7 +17,7 @@ from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
 from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import PairsOptions
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 
 class PairsRecipe(Method):

@@ -23,7 +23,7 @@ from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options import QuickThoughtsOptions
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 
 class QuickThoughts(Method):

@@ -16,7 +16,7 @@ from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Items
 from hardneg.training.method import Batch, EncodeInputs, Method
-from hardneg.training.setup import loss_for
+from hardneg.training.parts import loss_for
 
 
 class SimCLR(Method):

@@ -25,11 +25,11 @@ Backbone = tuple[nn.Module, int]
 """A module that gives [b, d], and d."""
 
 
-def is_outside(name: str) -> bool:
+def is_library_encoder(name: str) -> bool:
     return names_a_file(name) or (name.partition(":")[0] in _sources and bool(name.partition(":")[2]))
 
 
-def outside_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
+def library_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
     """``size`` of the images, with which the features of a user's function are counted."""
     if names_a_file(name):
         return _of_function(name, in_channels, size)
@@ -38,7 +38,7 @@ def outside_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
 
 
 @contextmanager
-def refusals_of_outside(names: Sequence[str], inputs: Any) -> Iterator[None]:
+def library_encoder_errors(names: Sequence[str], inputs: Any) -> Iterator[None]:
     """Makes one error of what a model of a library raises about images, such as a vision transformer about their size.
 
     Args:
@@ -48,7 +48,7 @@ def refusals_of_outside(names: Sequence[str], inputs: Any) -> Iterator[None]:
     try:
         yield
     except (AssertionError, ValueError, RuntimeError) as error:
-        name = next((one for one in names if is_outside(one) and not names_a_file(one)), None)
+        name = next((one for one in names if is_library_encoder(one) and not names_a_file(one)), None)
         images = getattr(inputs, "first", inputs)
         if name is None or not isinstance(images, Tensor) or isinstance(error, torch.OutOfMemoryError):
             raise

@@ -64,7 +64,7 @@ class FillCounts:
 
 
 @dataclass
-class Filler:
+class BatchFiller:
     """Bookkeeping of one epoch. ``sizes`` are the sizes of all its batches."""
 
     num_instances: int

@@ -10,13 +10,13 @@ from typing import Any, TypeGuard
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions, same_weights, unlike, unlike_notes
 from hardneg.comparing.request import letter_of
+from hardneg.training.data_record import noun_in
 from hardneg.training.evaluation.measures import measure
 from hardneg.training.runs import Run
-from hardneg.training.trained import noun_in
 
 ABSENT = "n/a"
 
-StoryTable = dict[str, Any]
+ContentsTable = dict[str, Any]
 """One line of the table, as comparison.json has it."""
 
 
@@ -46,7 +46,7 @@ class ArmRuns:
 
     number: int
     text: str
-    row: StoryTable
+    row: ContentsTable
     seeds: list[SeedRun] = field(default_factory=list)
     alone: bool = False  # a single run has no letter
 
@@ -71,7 +71,7 @@ class ArmRuns:
 
 
 @dataclass(frozen=True)
-class Story:
+class PageContents:
     """The contents of the page."""
 
     path: Path
@@ -80,7 +80,7 @@ class Story:
     arms: list[ArmRuns]
     missing: list[str]
     facts: dict[str, Any]  # comparison.json, or config.json of a single run
-    parts: list[Story] = field(default_factory=list)  # of several paths, each by itself
+    parts: list[PageContents] = field(default_factory=list)  # of several paths, each by itself
 
     @property
     def runs(self) -> list[SeedRun]:
@@ -161,13 +161,13 @@ def number(value: Any, form: str) -> str:
     return format(value, form) if known(value) else ABSENT
 
 
-def evaluated_in(story: Story) -> str:
+def evaluated_in(story: PageContents) -> str:
     """The split whose items are evaluated; both where runs that were made apart differ in it."""
     every = [one.options for one in story.runs] or [story.facts.get("comparison", {}).get("common", {})]
     return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
 
 
-def measure_in(story: Story, name: str) -> str:
+def measure_in(story: PageContents, name: str) -> str:
     """How a measure is called on the page; kNN by its k where that is the same in all runs."""
     known_k = {result.get("k") for arm in story.arms for result in arm.finished()}
     return measure(name, known_k.pop() if len(known_k) == 1 else None)

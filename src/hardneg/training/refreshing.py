@@ -19,7 +19,7 @@ LEAD = 33
 """Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
 
 
-class Freshness:
+class PlanRefresher:
     """Keeps the embeddings of each batch and, every ``refresh`` steps after the warm-up, lets the sampler plan anew.
 
     ``vectors`` gives what it plans from: what was ``harvested``, or a pass of the encoder over all items.
