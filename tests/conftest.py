@@ -39,28 +39,35 @@ UnitVectors = Callable[..., Tensor]
 _beside = Path(__file__).parents[2] / "shared" / "data"
 if _beside.is_dir():  # real data beside the checkout, as the Makefile has it
     os.environ.setdefault("HARDNEG_DATA", str(_beside))
-SLOW = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+LISTED = {
+    marker: (Path(__file__).parent / f"{marker}.txt").read_text(encoding="utf-8").splitlines()[1:]
+    for marker in ("slow", "long")
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that are slow as a whole are not even imported where slow tests are left out."""
-    left_out = "not slow" in (config.option.markexpr or "")
-    return True if left_out and str(collection_path.relative_to(config.rootpath)) in SLOW else None
+    """Do not even import files that are listed as a whole where their marker is left out."""
+    file = str(collection_path.relative_to(config.rootpath))
+    left_out = [marker for marker in LISTED if f"not {marker}" in (config.option.markexpr or "")]
+    return True if any(file in LISTED[marker] for marker in left_out) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what tests/slow.txt lists, whole files or tests with all their cases; skips ``gpu`` without one.
+    """Mark what tests/slow.txt and tests/long.txt list; skip ``gpu`` without one.
 
-    Of several workers, each begins with some of the whole files.
+    An entry is a file, a class, a test with all its cases or one case. Of several workers, each begins with some of the
+    whole files.
     """
     for item in items:
         name = item.nodeid.partition("[")[0]
-        if name in SLOW or _file_of(item) in SLOW:
-            item.add_marker(pytest.mark.slow)
+        entries = {item.nodeid, name, _file_of(item), name.rpartition("::")[0]}
+        for marker, listed in LISTED.items():
+            if not entries.isdisjoint(listed):
+                item.add_marker(marker)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    items[:] = spread(items, workers, _file_of, lambda item: _file_of(item) in SLOW)
+    items[:] = spread(items, workers, _file_of, lambda item: _file_of(item) in LISTED["slow"])
 
 
 def _file_of(item: pytest.Item) -> str:

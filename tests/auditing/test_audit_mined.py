@@ -239,7 +239,7 @@ def test_embeddings_come_from_the_cache_or_an_encoder_that_is_named(tables: dict
 
 
 @pytest.mark.parametrize("cache", ["kept", "gone"])
-def test_point_16_no_code_of_a_manifest_runs(
+def test_no_code_of_a_manifest_runs(
     cache: str, tables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An encoder, model or rescorer that a manifest names is not imported, and not called on the texts."""
@@ -266,7 +266,7 @@ def test_point_16_no_code_of_a_manifest_runs(
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
-def test_point_16_paths_are_found_from_the_manifest(
+def test_paths_are_found_from_the_manifest(
     tables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From another folder, with other files of the same names in it, the audit is the same."""
@@ -288,7 +288,7 @@ def test_point_16_paths_are_found_from_the_manifest(
         assert found.row("mined") == usual
 
 
-def test_point_16_files_of_other_content_are_refused(tables: dict[str, str], tmp_path: Path) -> None:
+def test_files_of_other_content_are_refused(tables: dict[str, str], tmp_path: Path) -> None:
     mined = mine_into(tables, tmp_path / "mined.jsonl", format="ids")
     manifest = Path(f"{mined}.manifest.json")
     inputs = json.loads(manifest.read_text())["inputs"]

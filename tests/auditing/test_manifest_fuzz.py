@@ -54,7 +54,7 @@ def mutated(record: dict[str, Any], chance: random.Random) -> Any:
     return record
 
 
-def test_point_16_mutated_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path)
     run(job)
     manifest = Path(f"{job.out}.manifest.json")

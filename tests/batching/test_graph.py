@@ -261,7 +261,7 @@ def test_proposition_1_fails_as_printed() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e19, 1e25])
-def test_point_22_neighbours_do_not_depend_on_the_scale(scale: float, unit_vectors: UnitVectors) -> None:
+def test_neighbours_do_not_depend_on_the_scale(scale: float, unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(120, 6).float()
     vectors[7] = 0.0
     power = 2.0 ** round(np.log2(scale))  # exact, so that ties and roundings are the same

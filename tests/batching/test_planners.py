@@ -200,7 +200,7 @@ def test_communities_are_small_and_tight() -> None:
     assert 7 / 23 - 0.1 < described.false_negatives < 0.6
 
 
-def test_point_5_communities_leave_out_the_closest_ranks() -> None:
+def test_communities_leave_out_the_closest_ranks() -> None:
     """B3's window: of clusters of 24, ranks 0 to 22 are the own cluster; without them communities cross clusters."""
     pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
     vectors, labels = clustered(num_clusters=12, per_cluster=24, noise=0.1)
@@ -219,7 +219,7 @@ def test_point_5_communities_leave_out_the_closest_ranks() -> None:
         Communities(skip=30, num_neighbours=130).plan(vectors[:20], 4)
 
 
-def test_point_5_gcbs_batches_are_pieces_of_a_cuthill_mckee_order() -> None:
+def test_gcbs_batches_are_pieces_of_a_cuthill_mckee_order() -> None:
     pytest.importorskip("scipy", reason="the extra `eval` is not installed")
     ring = ProximityGraph.from_lists([[(i - 1) % 60, (i + 1) % 60] for i in range(60)])
     shuffled = torch.randperm(60, generator=seeded(1)).tolist()
@@ -236,7 +236,7 @@ def test_point_5_gcbs_batches_are_pieces_of_a_cuthill_mckee_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["proximity", "knn", "strata", "communities", "cuthill_mckee"])
-def test_point_3_batches_of_the_command_line_may_be_free(text: str) -> None:
+def test_batches_of_the_command_line_may_be_free(text: str) -> None:
     assert parse_batches(f"{text}()").coverage == "once"
     assert parse_batches(f"{text}(coverage='free')").coverage == "free"
 

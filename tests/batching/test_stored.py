@@ -47,7 +47,7 @@ while True:
 """
 
 
-def test_point_20_a_kill_during_a_save_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_during_a_save_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "graph.npz"
     a_graph().save(path)
     rng = random.Random(0)
@@ -63,9 +63,7 @@ def test_point_20_a_kill_during_a_save_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "shown"), KINDS, ids=["graph", "plan"])
-def test_point_20_a_flipped_bit_is_refused_by_name(
-    make: Callable[[], Any], shown: Callable[[Any], str], tmp_path: Path
-) -> None:
+def test_a_flipped_bit_is_refused_by_name(make: Callable[[], Any], shown: Callable[[Any], str], tmp_path: Path) -> None:
     made, path = make(), tmp_path / "kept.npz"
     made.save(path)
     whole, rng = path.read_bytes(), random.Random(0)

@@ -172,7 +172,7 @@ def test_first_excursions_of_several_walks_are_each_their_own(restart: float) ->
         assert len(first) + len(rest) == 19
 
 
-def test_point_13_an_epoch_is_planned_in_few_turns(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_planned_in_few_turns(unit_vectors: UnitVectors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning runs beside a GPU's steps, so its turns through Python count: fewer than one for a batch."""
     turns: list[int] = []
     original = paths

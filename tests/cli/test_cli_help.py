@@ -76,7 +76,7 @@ def test_every_example_stands_on_one_line_of_80_columns(verb: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_point_12_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
+def test_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
     shown = help_of("train", recipe, columns=80)
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -86,7 +86,7 @@ def test_point_12_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
         assert all(choice in words for choice in one.metadata["among"] or ())
 
 
-def test_point_12_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1280.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     out = StringIO()

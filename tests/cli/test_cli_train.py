@@ -101,7 +101,7 @@ def test_the_benchmark_of_a_comparison_has_a_flag(compared: list[Any], tmp_path:
 
 
 @pytest.mark.parametrize("recipe", ["simclr", "moco", "supervised"])
-def test_point_4_temperature_and_tau_plus_may_be_schedules(recipe: str, requested: list[Any], tmp_path: Path) -> None:
+def test_temperature_and_tau_plus_may_be_schedules(recipe: str, requested: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text('temperature: linear(0.5, 0.1)\ntau-plus: "linear(0, 0.1)"\n')
     by_flags = ("--temperature", "linear(0.5, 0.1)", "--tau-plus", "linear(0, 0.1)")
     for arguments in (by_flags, ("--config", str(tmp_path / "run.yaml"))):

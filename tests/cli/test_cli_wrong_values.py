@@ -51,7 +51,7 @@ def test_wrong_schedules_are_named_before_data_is_loaded(
         ("zzz: 1", "FILE: 'zzz' is not known. Known: data, "),
     ],
 )
-def test_point_12_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: str, tmp_path: Path) -> None:
+def test_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     done = hardneg("train", "simclr", "--config", str(file))
@@ -59,7 +59,7 @@ def test_point_12_an_unknown_name_in_a_file_gets_the_nearest(text: str, answer: 
     assert answer.replace("FILE", str(file)) in done.stderr
 
 
-def test_point_12_an_unknown_argument_gets_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_argument_gets_the_nearest(tmp_path: Path) -> None:
     done = hardneg("train", "simclr", "--negatives", "Tilt(betta=1)", "--out", str(tmp_path / "run"))
     assert done.exit_code == 2
     assert "did you mean beta? It takes beta, detach=False, source=None" in done.stderr

@@ -151,7 +151,7 @@ def test_a_note_says_where_a_tilt_is_not_quite_a_temperature(arm: str, exact: bo
 
 
 @pytest.mark.parametrize("arm", ["hcl(betta=1)", "hcl(beta=1, temprature=0.1)", "moco(queu=9)", "simcrl()"])
-def test_point_12_the_nearest_name_and_its_arguments(arm: str) -> None:
+def test_the_nearest_name_and_its_arguments(arm: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         parse_arm(arm)
     assert isinstance(refused.value, UnknownName)
@@ -167,7 +167,7 @@ def test_errors_name_the_arm(arm: str) -> None:
     assert str(refused.value).startswith(f"{arm}: ")
 
 
-def test_point_4_arms_take_schedules_of_temperature_and_tau_plus() -> None:
+def test_arms_take_schedules_of_temperature_and_tau_plus() -> None:
     arm = parse_arm("simclr(temperature=linear(0.5, 0.1), tau_plus=linear(0, 0.1))")
     options = arm.complete()
     assert (options.temperature, options.tau_plus) == ("linear(0.5, 0.1)", "linear(0, 0.1)")

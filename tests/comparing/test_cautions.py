@@ -211,7 +211,7 @@ def test_warnings_of_the_runs_are_reported_once_for_each_arm(
     assert again["cautions"] == summary["cautions"]
 
 
-def test_point_11_an_arm_with_labels_is_not_the_answer(data: str, started: Started, tmp_path: Path) -> None:
+def test_an_arm_with_labels_is_not_the_answer(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("simclr()", "supcon(temperature=0.2)", "simclr(temperature=0.2)", "hscl(temperature=0.4)")
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
     done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
@@ -228,7 +228,7 @@ def test_point_11_an_arm_with_labels_is_not_the_answer(data: str, started: Start
     assert f"Shown apart, as only one of the two sees labels: {arms[1]}, {arms[3]} beside simclr()." in facts["answer"]
 
 
-def test_point_11_the_temperature_control_is_in_terminal_and_json(data: str, started: Started, tmp_path: Path) -> None:
+def test_the_temperature_control_is_in_terminal_and_json(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("simclr(temperature=0.9)", "simclr(temperature=0.25)", "hcl(beta=1)")
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path))
     done = hardneg("compare", *(word for arm in arms for word in ("--arm", arm)), *common)
@@ -243,7 +243,7 @@ def test_point_11_the_temperature_control_is_in_terminal_and_json(data: str, sta
     assert any(one.startswith(but) for one in facts["answer"])
 
 
-def test_point_12_collapsed_runs_are_marked(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collapsed_runs_are_marked(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def collapse(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         last = {"hardness": 0.3, "false_negatives": 0.2, "clamped": 0.0}
         return result(0.5, 100) | {"collapsed": options.tau_plus > 0 and options.seed > 0, "final": last}

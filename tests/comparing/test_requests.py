@@ -129,7 +129,7 @@ def test_a_test_split_without_labels_is_refused_where_it_is_needed(
     assert started == []
 
 
-def test_point_12_nothing_is_cut_at_80_columns(data: str, started: Started, tmp_path: Path) -> None:
+def test_nothing_is_cut_at_80_columns(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("simclr()", "simclr(temperature=0.25)", "hcl(beta=1)", "supcon()")
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path), "--seeds", "10")
     words = [word for arm in arms for word in ("--arm", arm)]

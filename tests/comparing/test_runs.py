@@ -325,7 +325,7 @@ def test_a_run_of_a_comparison_keeps_what_it_warns_of(tmp_path: Path) -> None:
     assert [one.text for one in run.warned()] == [reported, "another"]
 
 
-def test_point_12_the_bar_moves_within_a_run(tmp_path: Path) -> None:
+def test_the_bar_moves_within_a_run(tmp_path: Path) -> None:
     run, seen = Run(tmp_path), []
     watcher = Watcher(nothing, 100, seen.append)
     with watcher.watching([run]):
@@ -351,7 +351,7 @@ def other_digits(path: str) -> None:
     np.savez(file, **parts)
 
 
-def test_point_17_other_data_in_an_old_folder_is_refused(started: Started, tmp_path: Path) -> None:
+def test_other_data_in_an_old_folder_is_refused(started: Started, tmp_path: Path) -> None:
     data = few_digits(tmp_path / "digits.npz", 96)
     common = ("--data", data, "--batch-size", "32", "--out", str(tmp_path / "out"))
     assert hardneg("compare", "--arm", "simclr()", "--arm", "hcl()", *common).exit_code == 0
@@ -368,9 +368,7 @@ def test_point_17_other_data_in_an_old_folder_is_refused(started: Started, tmp_p
     assert again.exit_code == 0, again.output
 
 
-def test_point_17_runs_of_other_data_are_refused_and_have_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_other_data_are_refused_and_have_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = few_digits(tmp_path / "digits.npz", 96)
 
     def train(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:

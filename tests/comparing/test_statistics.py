@@ -96,7 +96,7 @@ def test_verdicts_of_the_table_are_those_of_the_intervals() -> None:
     assert np.isnan(rows[0].hardness)
 
 
-def test_point_10_the_test_items_count() -> None:
+def test_the_test_items_count() -> None:
     """Seeds that agree on six points: 200 test items, of which the arms disagree on 24, do not carry that."""
     first = np.arange(200) < 160
     better = first ^ (np.arange(200) % 200 >= 182) ^ (np.arange(200) < 6)  # 18 gained, 6 lost: six points
@@ -112,7 +112,7 @@ def test_point_10_the_test_items_count() -> None:
     assert verdict.standing == "alike", "six gained and two lost: two points in every seed are not beyond noise"
 
 
-def test_point_10_two_seeds_have_no_verdict(data: str, started: Started, tmp_path: Path) -> None:
+def test_two_seeds_have_no_verdict(data: str, started: Started, tmp_path: Path) -> None:
     common = ("--arm", "simclr()", "--arm", "hcl()", "--data", data, "--batch-size", "32", "--out", str(tmp_path))
     done = hardneg("compare", *common, "--seeds", "2")
     assert done.exit_code == 0, done.output
@@ -125,7 +125,7 @@ def test_point_10_two_seeds_have_no_verdict(data: str, started: Started, tmp_pat
     assert done.output.count("fewer than 3") == 1
 
 
-def test_point_10_terminal_json_and_page_have_the_same_sentences(data: str, started: Started, tmp_path: Path) -> None:
+def test_terminal_json_and_page_have_the_same_sentences(data: str, started: Started, tmp_path: Path) -> None:
     arms = ("--arm", "simclr()", "--arm", "simclr(temperature=0.25)", "--arm", "hcl()", "--arm", "supcon()")
     done = hardneg("compare", *arms, "--data", data, "--batch-size", "32", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -140,7 +140,7 @@ def test_point_10_terminal_json_and_page_have_the_same_sentences(data: str, star
 
 @pytest.mark.parametrize(("seeds", "items"), [(3, 200), (3, 2000), (6, 500)])
 @pytest.mark.parametrize("world", [0, 1, 3])
-def test_point_10_verdicts_hold_in_simulated_comparisons(seeds: int, items: int, world: int) -> None:
+def test_verdicts_hold_in_simulated_comparisons(seeds: int, items: int, world: int) -> None:
     """A small version of experiments/verdict_simulation.py; 200 comparisons, so with more slack than its 400."""
     from verdict_simulation import WORLDS, cell
 
@@ -149,7 +149,7 @@ def test_point_10_verdicts_hold_in_simulated_comparisons(seeds: int, items: int,
     assert found["found"] >= 0.5
 
 
-def test_point_10_the_docs_have_the_table_of_the_simulation() -> None:
+def test_the_docs_have_the_table_of_the_simulation() -> None:
     from verdict_simulation import table
 
     root = Path(__file__).parents[2]

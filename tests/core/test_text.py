@@ -28,7 +28,7 @@ from hardneg.io.terminal import Terminal
         ("line\u2028break", r"line\u2028break"),
     ],
 )
-def test_point_21_control_characters_are_escaped(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

@@ -142,7 +142,7 @@ def _inside(path: Path, allowed: tuple[Path, ...]) -> bool:
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NUMBER, TOGETHER))
-def test_point_16_and_21_mutated_files_run_no_code_and_write_nowhere_else(
+def test_mutated_files_run_no_code_and_write_nowhere_else(
     first: int, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -199,7 +199,7 @@ def reference(name: str, data: str, folder: Path, references: References) -> tup
 
 @pytest.mark.parametrize("number", range(EACH))
 @pytest.mark.parametrize("name", WORK)
-def test_point_20_a_kill_at_any_moment_changes_nothing(
+def test_a_kill_at_any_moment_changes_nothing(
     name: str, number: int, data: str, tmp_path: Path, references: References
 ) -> None:
     expected, seconds = reference(name, data, tmp_path, references)
@@ -229,7 +229,7 @@ def assert_whole(name: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_point_20_two_processes_on_one_output_change_nothing(
+def test_two_processes_on_one_output_change_nothing(
     name: str, data: str, tmp_path: Path, references: References
 ) -> None:
     expected, _ = reference(name, data, tmp_path, references)

@@ -140,7 +140,7 @@ def test_json_without_a_checksum_passes(tmp_path: Path) -> None:
     assert read_json(tmp_path / "x.json", "delete it") == {"a": 1}
 
 
-def test_point_18_every_flipped_bit_of_json_is_found_or_harmless(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_json_is_found_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"epochs": 20, "rate": 0.25, "name": "hcl(beta=1)", "none": None, "list": [1, [2]]})
     wanted, whole, found = read_json(path, ""), path.read_bytes(), 0

@@ -45,7 +45,7 @@ def test_readers_do_not_see_the_seal(suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", KINDS)
-def test_point_18_every_flipped_bit_is_found_or_harmless(suffix: str, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_found_or_harmless(suffix: str, tmp_path: Path) -> None:
     path, read = sealed(tmp_path / f"x{suffix}"), KINDS[suffix][1]
     whole = path.read_bytes()
     end, found = len(whole) - 81, 0

@@ -158,7 +158,7 @@ def test_papers_are_these() -> None:
     assert math.isfinite(one.contrast.running_z.log_z.item())
 
 
-def test_point_5_instance_discrimination_has_a_name_for_nce_and_for_rings_softmax() -> None:
+def test_instance_discrimination_has_a_name_for_nce_and_for_rings_softmax() -> None:
     z, ids = make_unit_vectors(6, 5, dtype=torch.float32), torch.arange(6)
     draws = torch.tensor([[6, 7, 8, 9]]).repeat(6, 1)
     nce, softmax = (make(10, 5, 4) for make in (papers.instance_discrimination, papers.instance_discrimination_softmax))

@@ -146,7 +146,7 @@ def test_damaged_files_that_an_audit_reads_are_found(kind: str, times: int, tmp_
     assert found["the same"] < times / 2
 
 
-def test_point_18_a_damaged_manifest_is_named_by_mine(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_named_by_mine(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job)
     manifest = Path(f"{job.out}.manifest.json")
@@ -209,7 +209,7 @@ def finish(target: Any, given: Any) -> int | None:
 
 @pytest.mark.parametrize("name", ["mined.jsonl", "mined"])
 @pytest.mark.parametrize("both", [False, True])
-def test_point_20_kills_of_mine(name: str, both: bool, tmp_path: Path) -> None:
+def test_kills_of_mine(name: str, both: bool, tmp_path: Path) -> None:
     """At random moments, also of two that were started on one output; then one run to the end."""
     from hardneg.io.tables import read_table
 
@@ -249,7 +249,7 @@ def auditing(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_point_20_kills_of_audit(both: bool, tmp_path: Path) -> None:
+def test_kills_of_audit(both: bool, tmp_path: Path) -> None:
     job = make_job(tmp_path)
     run(job)
 

@@ -52,7 +52,7 @@ def spellings(path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 @pytest.mark.parametrize("side", ["queries", "corpus"])
-def test_point_14_output_is_never_an_input(side: str, overwrite: list[str], job: MineOptions) -> None:
+def test_output_is_never_an_input(side: str, overwrite: list[str], job: MineOptions) -> None:
     path = Path(str(getattr(job, side)))
     before = path.read_bytes()
     for how, out in spellings(path).items():
@@ -63,7 +63,7 @@ def test_point_14_output_is_never_an_input(side: str, overwrite: list[str], job:
         assert path.read_bytes() == before, how
 
 
-def test_point_14_an_input_in_a_folder_of_outputs(job: MineOptions, tmp_path: Path) -> None:
+def test_an_input_in_a_folder_of_outputs(job: MineOptions, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "dataset_info.json").write_text("{}")
@@ -77,7 +77,7 @@ def test_point_14_an_input_in_a_folder_of_outputs(job: MineOptions, tmp_path: Pa
         run(replace(job, corpus_embeddings=str(held)))
 
 
-def test_point_14_files_of_others_are_replaced_only_with_overwrite(job: MineOptions) -> None:
+def test_files_of_others_are_replaced_only_with_overwrite(job: MineOptions) -> None:
     out, manifest = Path(job.out), Path(f"{job.out}.manifest.json")
     out.write_text("theirs")
     with pytest.raises(FileError, match=r"mined\.jsonl, which something else has written; pass --overwrite"):
@@ -96,7 +96,7 @@ def test_point_14_files_of_others_are_replaced_only_with_overwrite(job: MineOpti
     assert manifest.read_text() == '{"precious": true}'
 
 
-def test_point_14_audits_write_over_nothing_of_others(tmp_path: Path) -> None:
+def test_audits_write_over_nothing_of_others(tmp_path: Path) -> None:
     np.save(tmp_path / "z.npy", np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32))
     out = tmp_path / "audit"
     call = ["audit", str(tmp_path / "z.npy"), "-o", str(out), "--no-frontier", "-e", "Uniform()"]
@@ -119,7 +119,7 @@ def test_point_14_audits_write_over_nothing_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("margin", ["relative=5", "relative=1.01", "relative=inf", "absolute=inf", "absolute=-inf"])
-def test_point_15_margins_that_mean_nothing(margin: str) -> None:
+def test_margins_that_mean_nothing(margin: str) -> None:
     with pytest.raises(ValueError, match="BelowPositive needs"):
         hn.BelowPositive(**{margin.partition("=")[0]: float(margin.partition("=")[2])})
     for legal in (-3.0, 0.0, 0.95, 1.0):
@@ -133,21 +133,21 @@ def test_point_15_margins_that_mean_nothing(margin: str) -> None:
         ({"k": 5, "negatives": "Rank(2, 5)"}, "at most 3 candidates"),
     ],
 )
-def test_point_15_tuples_that_no_query_can_fill(change: dict[str, Any], message: str, job: MineOptions) -> None:
+def test_tuples_that_no_query_can_fill(change: dict[str, Any], message: str, job: MineOptions) -> None:
     with pytest.raises(ArgumentError, match=message):
         run(replace(job, format="n-tuple", encoder="nowhere:encode", **change))  # before anything is encoded
     assert not Path(job.out).exists()
 
 
 @pytest.mark.parametrize("kind", ["n-tuple", "triplet", "labeled-list"])
-def test_point_15_an_output_without_rows_is_an_error(kind: str, job: MineOptions) -> None:
+def test_an_output_without_rows_is_an_error(kind: str, job: MineOptions) -> None:
     with pytest.raises(ArgumentError, match=rf"negatives to write as {kind}, got none of 20 queries"):
         run(replace(job, format=kind, negatives="Threshold(0.9999)", k=2))
     assert not Path(job.out).exists()
 
 
 @pytest.mark.parametrize("where", ["file", "column"])
-def test_point_15_empty_documents_need_no_vector(where: str, job: MineOptions, tmp_path: Path) -> None:
+def test_empty_documents_need_no_vector(where: str, job: MineOptions, tmp_path: Path) -> None:
     queries, corpus = make_rows()
     corpus += [{"id": "empty", "text": "  "}, {"id": "none", "text": ""}]
     vectors = {row["id"]: hash_vector(row["text"]) for row in corpus[:60]}
@@ -227,7 +227,7 @@ def test_other_code_or_declarations_change_the_key(what: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("place", ["folder", "hub"])
-def test_point_19_retrained_models_are_encoded_again(
+def test_retrained_models_are_encoded_again(
     place: str, job: MineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrain, save under the same name with the same sizes and times (or to a hub), mine again."""
@@ -262,7 +262,7 @@ def train_static(load: Any, folder: Path, seed: int) -> None:
         os.utime(path, (0, 0))
 
 
-def test_point_19_images_replaced_under_the_same_paths(tmp_path: Path) -> None:
+def test_images_replaced_under_the_same_paths(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     for number in range(12):
@@ -296,7 +296,7 @@ def encode_files(paths: list[str]) -> np.ndarray:
     return np.stack([np.random.default_rng(Path(path).read_bytes()[0]).standard_normal(8) for path in paths])
 
 
-def test_point_20_one_process_at_a_time(job: MineOptions, tmp_path: Path) -> None:
+def test_one_process_at_a_time(job: MineOptions, tmp_path: Path) -> None:
     with locked(tmp_path / ".mined.jsonl.lock", "mine"), pytest.raises(InUse, match=r"use another --out than"):
         run(job)
     assert not Path(job.out).exists()
@@ -309,7 +309,7 @@ def test_point_20_one_process_at_a_time(job: MineOptions, tmp_path: Path) -> Non
     assert (tmp_path / "corpus.jsonl").read_bytes() == before
 
 
-def test_point_20_output_and_manifest_of_two_jobs(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_and_manifest_of_two_jobs(job: MineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is killed between its output and its manifest: the audit refuses, the same command goes on."""
     run(job)
     original = os.replace
@@ -346,7 +346,7 @@ def lying_npz(path: Path, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", ["(1000000000000000, 4)", "(9" + "9" * 30 + ", 4)", "(-1, 4)", "(True, [)"])
 @pytest.mark.parametrize("name", ["d.npz", "d.npy"])
-def test_point_21_arrays_that_lie_about_their_size(name: str, shape: str, tmp_path: Path) -> None:
+def test_arrays_that_lie_about_their_size(name: str, shape: str, tmp_path: Path) -> None:
     lying_npz(tmp_path / name, shape)
     with pytest.raises(FileError, match=rf"mine needs .*{name}"):
         read_vectors(tmp_path / name)
@@ -356,7 +356,7 @@ def test_point_21_arrays_that_lie_about_their_size(name: str, shape: str, tmp_pa
 
 
 @pytest.mark.parametrize("newline", [b"", b"\n"])
-def test_point_21_gzip_bombs(newline: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_bombs(newline: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hardneg.io.tables._unpacked_bytes", 1 << 20)
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb") as file:
@@ -378,7 +378,7 @@ def test_point_21_gzip_bombs(newline: bytes, tmp_path: Path, monkeypatch: pytest
         ("grades.jsonl", '{"query-id": 1, "corpus-id": 2, "score": ' + "9" * 400 + "}"),
     ],
 )
-def test_point_21_numbers_and_nesting_beyond_python(name: str, content: str, tmp_path: Path) -> None:
+def test_numbers_and_nesting_beyond_python(name: str, content: str, tmp_path: Path) -> None:
     from hardneg.mining.judgements import read_grades
 
     (tmp_path / name).write_text(content)
@@ -388,7 +388,7 @@ def test_point_21_numbers_and_nesting_beyond_python(name: str, content: str, tmp
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-12, 1.0, 1e19, 1e30, 2.0**120])
-def test_point_22_the_cosine_of_far_numbers(scale: float) -> None:
+def test_the_cosine_of_far_numbers(scale: float) -> None:
     """Vectors of any length have the neighbours and the cosine of their directions."""
     from hardneg.mining import Search
 
@@ -410,7 +410,7 @@ def test_point_22_the_cosine_of_far_numbers(scale: float) -> None:
     assert audited.similarity == pytest.approx(wanted.similarity, abs=1e-6)
 
 
-def test_point_22_zero_vectors_are_refused_by_row(tmp_path: Path) -> None:
+def test_zero_vectors_are_refused_by_row(tmp_path: Path) -> None:
     vectors = torch.randn(6, 4) * 1e-38
     vectors[4] = 0
     with pytest.raises(ValueError, match="1 zero vectors in embeddings, first in row 4"):

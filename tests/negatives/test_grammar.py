@@ -125,7 +125,7 @@ def test_errors_say_what_is_wrong(text, message):
         hn.parse(text)
 
 
-def test_point_12_a_wrong_name_is_answered_with_the_nearest_and_its_arguments():
+def test_a_wrong_name_is_answered_with_the_nearest_and_its_arguments():
     with pytest.raises(UnknownName) as name:
         hn.parse("Tlit(1.0)")
     assert (name.value.name, name.value.nearest) == ("Tlit", "Tilt")
@@ -156,7 +156,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_point_21_what_is_too_large_names_the_limit(name):
+def test_what_is_too_large_names_the_limit(name):
     text, limit = TOO_LARGE[name]
     with pytest.raises(TooLong, match=limit) as error:
         hn.parse(text)
@@ -173,7 +173,7 @@ def test_point_21_what_is_too_large_names_the_limit(name):
         "'" * 5000, "lambda: " * 1000, "Tilt(" * 5000, "{" * 5000, "f'{" * 50, "Tilt(1_0" + "_0" * 4000 + ")",
     ],
 )  # fmt: skip
-def test_point_21_no_text_ends_in_another_error(text):
+def test_no_text_ends_in_another_error(text):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         hn.parse(text)
     assert isinstance(error.value, HardnegError)

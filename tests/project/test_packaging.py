@@ -29,16 +29,16 @@ def numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
-def test_point_23_oldest_versions_are_the_declared_lower_bounds(lock: ModuleType) -> None:
+def test_oldest_versions_are_the_declared_lower_bounds(lock: ModuleType) -> None:
     assert (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8") == lock.oldest(), "run `make lock`"
 
 
-def test_point_23_the_command_line_needs_a_typer_that_works_with_the_newest_click(lock: ModuleType) -> None:
+def test_the_command_line_needs_a_typer_that_works_with_the_newest_click(lock: ModuleType) -> None:
     """0.12.4 to 0.15.2 raise TypeError for every --help with click 8.2 and later."""
     assert numbers(lock.declared()["typer"]) >= [0, 16]
 
 
-def test_point_23_the_lock_pins_every_package_within_its_bounds(lock: ModuleType) -> None:
+def test_the_lock_pins_every_package_within_its_bounds(lock: ModuleType) -> None:
     pins = lock.pinned(ROOT / "constraints.txt")
     for name, bound in lock.declared().items():
         assert numbers(pins[name]) >= numbers(bound), name

@@ -1,4 +1,4 @@
-"""The list of slow tests names tests that exist, and workers begin with the files that it names."""
+"""The lists of slow and long tests name tests that exist, and workers begin with the files that they name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import pytest
 from support.ordering import spread
 
 ROOT = Path(__file__).parents[2]
-LISTED = (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines()[1:]
 
 
-def test_every_entry_is_a_file_or_a_test_and_none_is_named_twice() -> None:
+@pytest.mark.parametrize("marker", ["slow", "long"])
+def test_every_entry_is_a_file_or_a_test_and_none_is_named_twice(marker: str) -> None:
     """A renamed test must not turn quick unnoticed."""
-    assert sorted(set(LISTED)) == LISTED
-    for entry in LISTED:
-        file, *names = entry.split("::")
+    listed = (ROOT / "tests" / f"{marker}.txt").read_text(encoding="utf-8").splitlines()[1:]
+    assert sorted(set(listed)) == listed
+    for entry in listed:
+        file, *names = entry.partition("[")[0].split("::")
         source = (ROOT / file).read_text(encoding="utf-8")
-        assert not names or file not in LISTED, f"{entry} is of a file that is listed as a whole"
+        assert not names or file not in listed, f"{entry} is of a file that is listed as a whole"
         for name in names:
             assert f"def {name}(" in source or f"class {name}:" in source, entry
 

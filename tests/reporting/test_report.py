@@ -284,7 +284,7 @@ def test_the_threads_of_the_runs_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arm", "kind"), [("supcon(temperature=0.1)", "positive"), (ARMS[0], "false")])
-def test_point_11_positives_of_an_arm_with_labels_are_not_framed_as_false(arm: str, kind: str, tmp_path: Path) -> None:
+def test_positives_of_an_arm_with_labels_are_not_framed_as_false(arm: str, kind: str, tmp_path: Path) -> None:
     make_run(tmp_path / "run", arm, 0, make_data(tmp_path))
     page = read(write_report(tmp_path / "run"))
     kinds = {(one["class"] or "").split()[0] for tag, one in page.tags if tag == "img"}
@@ -292,7 +292,7 @@ def test_point_11_positives_of_an_arm_with_labels_are_not_framed_as_false(arm: s
     assert ("false negative" in json.dumps([one["alt"] for tag, one in page.tags if tag == "img"])) == (kind == "false")
 
 
-def test_point_11_the_sentence_under_the_pictures_follows_the_numbers(tmp_path: Path) -> None:
+def test_the_sentence_under_the_pictures_follows_the_numbers(tmp_path: Path) -> None:
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     labels = torch.arange(NUM_TEST) % 4
     x = torch.randn(NUM_TEST, 16, generator=torch.Generator().manual_seed(3))  # features that know no classes

@@ -61,7 +61,7 @@ def test_the_same_arm_of_two_comparisons_is_distinguished(tmp_path: Path) -> Non
     assert [line[0].split(" in ")[-1] for line in lines] == ["monday", "monday", "tuesday", "tuesday"]
 
 
-def test_point_8_copies_of_one_seed_count_once(tmp_path: Path) -> None:
+def test_copies_of_one_seed_count_once(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     make_run(tmp_path / "one", ARMS[0], 0, data, accuracy=0.8)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
@@ -72,7 +72,7 @@ def test_point_8_copies_of_one_seed_count_once(tmp_path: Path) -> None:
     assert "seed 0 is there 2 times (one, copy); it counts once." in page.words
 
 
-def test_point_8_copies_in_a_stopped_comparison_count_once(tmp_path: Path) -> None:
+def test_copies_in_a_stopped_comparison_count_once(tmp_path: Path) -> None:
     make_comparison(tmp_path, ARMS[:2])
     (tmp_path / "comparison.json").unlink()
     shutil.copytree(tmp_path / "runs" / "arm0-seed1", tmp_path / "runs" / "arm0-seed1copy")
@@ -86,7 +86,7 @@ def retrain(run: Path, **encoder: Any) -> None:
     (run / "config.json").write_text(json.dumps(config))
 
 
-def test_point_9_two_networks_called_auto_are_not_one(tmp_path: Path) -> None:
+def test_two_networks_called_auto_are_not_one(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     for name in ("small", "large"):
         make_run(tmp_path / name, ARMS[0], 0, data)
@@ -98,7 +98,7 @@ def test_point_9_two_networks_called_auto_are_not_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["other", None])
-def test_point_9_weights_are_the_same_by_their_digests(weights: str | None, tmp_path: Path) -> None:
+def test_weights_are_the_same_by_their_digests(weights: str | None, tmp_path: Path) -> None:
     """Options say that both are alike; one began elsewhere, or nobody knows where."""
     make_comparison(tmp_path, ARMS[:2])
     assert "began with the same weights" in read(write_report(tmp_path)).words

@@ -92,7 +92,7 @@ FILES = ("comparison.json", "runs/arm0-seed0/config.json", "runs/arm0-seed0/resu
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_point_21_every_field_is_escaped_or_refused(name: str, tmp_path: Path) -> None:
+def test_every_field_is_escaped_or_refused(name: str, tmp_path: Path) -> None:
     without_pictures(tmp_path)
     whole, of, shown = json.loads((tmp_path / name).read_text()), (tmp_path / name).parent, 0
     for place in places(whole):
@@ -108,7 +108,7 @@ def test_point_21_every_field_is_escaped_or_refused(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [*FILES, "runs/arm0-seed0/metrics.jsonl"])
-def test_point_21_malformed_runs_are_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_malformed_runs_are_refused_by_name(name: str, tmp_path: Path) -> None:
     """Whatever stands where something else should be, there is a page or an error that names the file."""
     without_pictures(tmp_path)
     text = (tmp_path / name).read_text()
@@ -128,12 +128,12 @@ def test_point_21_malformed_runs_are_refused_by_name(name: str, tmp_path: Path) 
         assert named == Path(name).name, place
 
 
-def test_point_21_the_policy_allows_no_forms_and_no_base(compared: Page) -> None:
+def test_the_policy_allows_no_forms_and_no_base(compared: Page) -> None:
     (policy,) = [one["content"] or "" for tag, one in compared.tags if tag == "meta" and "http-equiv" in one]
     assert {"default-src 'none'", "form-action 'none'", "base-uri 'none'"} <= set(policy.split("; "))
 
 
-def test_point_21_control_characters_are_shown_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_shown_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = make_comparison(tmp_path, ARMS[:2])
     summary["rows"][1]["arm"] = "clear\x1b[2J\u202escreen"
     (tmp_path / "comparison.json").write_text(json.dumps(summary))

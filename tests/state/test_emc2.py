@@ -72,7 +72,7 @@ def way_to_the_global_softmax(loss: EMC2, frozen: Frozen, batch: int, steps: int
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("batch", "steps"), [(96, 150), (24, 300)])
 @pytest.mark.parametrize("views", ["two", "cross"])
-def test_point_1_in_batch_proposals_keep_the_global_softmax(views: str, batch: int, steps: int, seed: int) -> None:
+def test_in_batch_proposals_keep_the_global_softmax(views: str, batch: int, steps: int, seed: int) -> None:
     frozen = Frozen.make(views, seed)
     loss = EMC2(ITEMS, TEMPERATURE, views=views, seed=seed)
     begin_at_the_global_law(loss.chain, frozen, seed)
@@ -80,7 +80,7 @@ def test_point_1_in_batch_proposals_keep_the_global_softmax(views: str, batch: i
     assert way == pytest.approx(1.0, abs=0.1)
 
 
-def test_point_1_the_global_softmax_is_reached_from_nothing() -> None:
+def test_the_global_softmax_is_reached_from_nothing() -> None:
     frozen = Frozen.make("cross", 0)
     loss = EMC2(ITEMS, TEMPERATURE, views="cross")
     way_to_the_global_softmax(loss, frozen, 96, 60, 5, encode=frozen.encode)
@@ -89,7 +89,7 @@ def test_point_1_the_global_softmax_is_reached_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("views", ["two", "cross"])
-def test_point_1_a_bank_keeps_it_too(views: str) -> None:
+def test_a_bank_keeps_it_too(views: str) -> None:
     frozen = Frozen.make(views, 0)
     loss = EMC2(ITEMS, TEMPERATURE, views=views, remember=Bank(ITEMS, 16, dtype=torch.float64))
     for ids in torch.arange(ITEMS).split(96):  # the bank knows all
@@ -98,7 +98,7 @@ def test_point_1_a_bank_keeps_it_too(views: str) -> None:
     assert way_to_the_global_softmax(loss, frozen, 96, 150, 0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_point_1_without_an_embedding_the_state_is_proposable_by_its_stored_scores() -> None:
+def test_without_an_embedding_the_state_is_proposable_by_its_stored_scores() -> None:
     """End states: their mean similarity is that of the softmax over all, though the chains hold scores only."""
     frozen = Frozen.make("two", 0)
     loss, everyone = EMC2(ITEMS, TEMPERATURE), torch.arange(ITEMS)
@@ -118,7 +118,7 @@ def test_point_1_without_an_embedding_the_state_is_proposable_by_its_stored_scor
 
 
 @pytest.mark.parametrize("views", ["two", "cross"])
-def test_point_1_algorithm_1_proposes_from_the_whole_data_set(views: str) -> None:
+def test_algorithm_1_proposes_from_the_whole_data_set(views: str) -> None:
     frozen = Frozen.make(views, 1)
     encoded: list[Tensor] = []
 

@@ -201,7 +201,7 @@ def test_errors_name_the_fix() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e19, 1e25])
-def test_point_22_a_bank_holds_unit_vectors_at_any_scale(scale: float) -> None:
+def test_a_bank_holds_unit_vectors_at_any_scale(scale: float) -> None:
     vectors = make_unit_vectors(4, 3, dtype=torch.float32)
     bank = Bank(5, 3)
     bank.push(Keys(torch.cat([vectors * scale, torch.zeros(1, 3)]), torch.arange(5)))

@@ -66,7 +66,7 @@ def test_graph_of_a_gpu_is_made_in_a_thread_and_waited_for() -> None:
     assert len([index for batch in sampler for index in batch]) == N
 
 
-def test_point_13_graphs_after_the_first_take_no_more_memory() -> None:
+def test_graphs_after_the_first_take_no_more_memory() -> None:
     """Each in a stream of its own would allocate from the device again, which stops training for that time."""
     sampler = PlannedBatchSampler(Proximity(num_neighbours=10, num_candidates=100), N, 256, seed=0)
     refresh = Refresh(sampler, 1, lambda: unit_vectors_there(1), num_neighbours=10, num_candidates=100)

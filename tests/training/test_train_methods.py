@@ -33,7 +33,7 @@ class MyMethod(SimCLR):
         return super().loss_for(SimCLROptions(temperature=options.temperature))
 
 
-def test_point_8_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = MyOptions(**options_of(data, epochs=2))
     expected = train("mine", MyMethod, options, tmp_path / "whole", quiet=True)
     with monkeypatch.context() as patch:
@@ -54,7 +54,7 @@ def test_point_8_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("recipe", "options"), [("simclr", {}), ("moco", {"queue": 64}), ("moco", {"version": "v3"}), ("supervised", {})]
 )
-def test_point_4_schedules_of_temperature_and_tau_plus_train_and_go_on(
+def test_schedules_of_temperature_and_tau_plus_train_and_go_on(
     recipe: str, options: dict[str, Any], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = options_of(data, temperature="linear(0.5, 0.2)", tau_plus="linear(0.0, 0.05)", **options)
@@ -76,7 +76,7 @@ def test_point_4_schedules_of_temperature_and_tau_plus_train_and_go_on(
         run(recipe, tmp_path / "stopped", options | {"temperature": "linear(0.5, 0.1)"}, resume=True)
 
 
-def test_point_4_an_adaptive_temperature_moves_after_each_epoch(data: str, tmp_path: Path) -> None:
+def test_an_adaptive_temperature_moves_after_each_epoch(data: str, tmp_path: Path) -> None:
     run("simclr", tmp_path, options_of(data, temperature="adaptive(0.5, 0.1, rate=0.1)"))
     found = [record["effective_temperature"] for record in Run(tmp_path).metrics()]
     # The first mean loss is remembered; after the second epoch, whose loss is lower, the third begins at 0.4.

@@ -44,7 +44,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("what", ["a pixel", "a label", "a test label", "the number of images"])
 @pytest.mark.parametrize("finished", [False, True])
-def test_point_17_a_run_does_not_go_on_with_other_data(
+def test_a_run_does_not_go_on_with_other_data(
     what: str, finished: bool, own_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, out = options_of(f"npz:{own_data}", epochs=2), tmp_path / "run"
@@ -91,7 +91,7 @@ def code_of(out: Path, options: dict[str, Any], *flags: str, monkeypatch: pytest
         return stopped.code
 
 
-def test_point_17_the_process_of_a_run_has_a_code_for_other_data(
+def test_the_process_of_a_run_has_a_code_for_other_data(
     own_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, out = options_of(f"npz:{own_data}", epochs=1), tmp_path / "run"

@@ -28,7 +28,7 @@ pytest.importorskip("accelerate", reason="training needs the extra train")
 # What was trained.
 
 
-def test_point_9_a_run_records_what_was_trained(data: str, whole: Path) -> None:
+def test_a_run_records_what_was_trained(data: str, whole: Path) -> None:
     trained = Run(whole).config()["trained"]
     train_split = load(data, "train")
     assert trained["data"]["train"] == {
@@ -48,7 +48,7 @@ def test_point_9_a_run_records_what_was_trained(data: str, whole: Path) -> None:
     assert result["trained"] == trained
 
 
-def test_point_9_other_encoders_weights_and_views_have_other_records(data: str, whole: Path, tmp_path: Path) -> None:
+def test_other_encoders_weights_and_views_have_other_records(data: str, whole: Path, tmp_path: Path) -> None:
     def trained(name: str, recipe: str = "simclr", **options: Any) -> dict[str, Any]:
         run(recipe, tmp_path / name, options_of(data, epochs=1, **options))
         return Run(tmp_path / name).config()["trained"]
@@ -63,7 +63,7 @@ def test_point_9_other_encoders_weights_and_views_have_other_records(data: str, 
         assert trained(version, "moco", version=version, queue=64)["encoder"] == usual["encoder"]
 
 
-def test_point_9_views_of_a_user_are_recorded_by_name(data: str, tmp_path: Path) -> None:
+def test_views_of_a_user_are_recorded_by_name(data: str, tmp_path: Path) -> None:
     def mine(image: torch.Tensor) -> torch.Tensor:
         return image + 0.1 * torch.randn_like(image)
 
@@ -85,7 +85,7 @@ def test_a_run_does_not_go_on_with_another_encoder(data: str, begun: Path) -> No
 # Collapse and final figures.
 
 
-def test_point_12_a_collapsed_run_warns_and_is_marked(data: str, whole: Path, tmp_path: Path) -> None:
+def test_a_collapsed_run_warns_and_is_marked(data: str, whole: Path, tmp_path: Path) -> None:
     def dead(*what: Any) -> SimCLR:
         method = SimCLR(*what)
         head = method.encoder.head
@@ -134,7 +134,7 @@ def test_classes_that_begin_close_together_have_not_collapsed(
     assert result["collapsed"] is collapsed
 
 
-def test_point_12_hardness_and_false_negatives_are_means(whole: Path) -> None:
+def test_hardness_and_false_negatives_are_means(whole: Path) -> None:
     records, result = Run(whole).metrics(), Run(whole).result()
     assert result is not None
     final = result["final"]

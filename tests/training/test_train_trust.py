@@ -31,7 +31,7 @@ def flip(path: Path, bit: int) -> None:
 # Damage.
 
 
-def test_point_18_a_damaged_checkpoint_falls_back_on_the_one_before(data: str, begun: Path, whole: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_on_the_one_before(data: str, begun: Path, whole: Path) -> None:
     assert Run(begun).checkpoints.previous.exists()
     size = 8 * (begun / NEWEST).stat().st_size
     flip(begun / NEWEST, size // 3)
@@ -40,7 +40,7 @@ def test_point_18_a_damaged_checkpoint_falls_back_on_the_one_before(data: str, b
     assert_same(everything(begun), everything(whole))
 
 
-def test_point_18_no_whole_checkpoint_is_refused_by_name(data: str, begun: Path) -> None:
+def test_no_whole_checkpoint_is_refused_by_name(data: str, begun: Path) -> None:
     for name in (NEWEST, PREVIOUS):
         flip(begun / name, 4 * (begun / name).stat().st_size)
     before = {file: file.read_bytes() for file in begun.iterdir()}
@@ -51,7 +51,7 @@ def test_point_18_no_whole_checkpoint_is_refused_by_name(data: str, begun: Path)
 
 
 @pytest.mark.parametrize("name", [NEWEST, "config.json", "result.json", "metrics.jsonl", "embeddings.npz"])
-def test_point_18_flipped_bits_are_found(name: str, whole: Path, tmp_path: Path) -> None:
+def test_flipped_bits_are_found(name: str, whole: Path, tmp_path: Path) -> None:
     """Each reading gives what was written, or raises Damaged with the file's name."""
     shutil.copytree(whole, tmp_path / "run")
     file, draw = tmp_path / "run" / name, random.Random(0)
@@ -88,7 +88,7 @@ def refused_or(content: Callable[[], Any], file: Path) -> Any:
         return None if error.path == file else pytest.fail(str(error))
 
 
-def test_point_18_the_end_of_the_last_record_counts(whole: Path, tmp_path: Path) -> None:
+def test_the_end_of_the_last_record_counts(whole: Path, tmp_path: Path) -> None:
     """Half a last line is a killed writer's; a changed one is damage, also if its end was hit."""
     lines = Run(whole).metrics_path.read_bytes().splitlines(keepends=True)[:2]
     expected, file, size = Run(whole).metrics()[:2], tmp_path / "metrics.jsonl", 8 * sum(map(len, lines))
@@ -176,7 +176,7 @@ def test_a_damaged_list_of_warnings_is_mentioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
-def test_point_20_a_lock_never_follows_a_link(data: str, tmp_path: Path) -> None:
+def test_a_lock_never_follows_a_link(data: str, tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     (tmp_path / "run").mkdir()

@@ -57,7 +57,7 @@ def distinct(views: Tensor) -> int:
     return len({view.numpy().tobytes() for view in views})
 
 
-def test_point_6_sixteen_copies_of_an_image_have_sixteen_distinct_views() -> None:
+def test_sixteen_copies_of_an_image_have_sixteen_distinct_views() -> None:
     images, ids = one_image(16)
     first, second = from_transform(Compose(noisy, flipped)).views(images, ids, epoch=0, seed=0)
     assert distinct(torch.cat([first, second])) == 32
@@ -67,7 +67,7 @@ def test_point_6_sixteen_copies_of_an_image_have_sixteen_distinct_views() -> Non
 
 
 @pytest.mark.parametrize("transform", [noisy, flipped, shifted], ids=["torch", "random", "numpy"])
-def test_point_6_a_view_depends_on_seed_epoch_id_and_view_alone(transform: Any) -> None:
+def test_a_view_depends_on_seed_epoch_id_and_view_alone(transform: Any) -> None:
     images, ids = one_image(16)
     views = from_transform(transform)
     together = views.views(images, ids, 3, 5)
@@ -79,7 +79,7 @@ def test_point_6_a_view_depends_on_seed_epoch_id_and_view_alone(transform: Any) 
         assert not torch.equal(other, together[0])
 
 
-def test_point_6_the_random_state_of_the_caller_is_kept() -> None:
+def test_the_random_state_of_the_caller_is_kept() -> None:
     images, ids = one_image(4)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
 
@@ -110,7 +110,7 @@ def test_a_transform_that_gives_no_images_is_refused(transform: Any, message: st
 
 
 @pytest.mark.parametrize("compose", [Compose, lambda *steps: Compose(Compose(*steps[:1]), *steps[1:])])
-def test_point_7_evaluation_sees_the_steps_that_are_not_random(compose: Any) -> None:
+def test_evaluation_sees_the_steps_that_are_not_random(compose: Any) -> None:
     data = load("digits", "test")
     augment = from_transform(compose(noisy, flipped, lambda image: image * 0.5, Normalize()))
     plain = augment.plain(data.images)
@@ -118,7 +118,7 @@ def test_point_7_evaluation_sees_the_steps_that_are_not_random(compose: Any) -> 
     check_plain(augment, data.images[:64], data.ids[:64], 0)
 
 
-def test_point_7_modules_in_a_sequence_and_kornia() -> None:
+def test_modules_in_a_sequence_and_kornia() -> None:
     kornia = pytest.importorskip("kornia.augmentation", reason="needs kornia: pip install 'hardneg[vision]'")
     data = load("digits", "test")
     normalize = kornia.Normalize(torch.tensor([0.3]), torch.tensor([0.25]))
@@ -138,7 +138,7 @@ def test_point_7_modules_in_a_sequence_and_kornia() -> None:
     ],
     ids=["normalised", "of 255", "larger", "of three channels", "of batches"],
 )
-def test_point_7_a_run_stops_where_evaluation_would_see_other_images(views: Any, tmp_path: Path) -> None:
+def test_a_run_stops_where_evaluation_would_see_other_images(views: Any, tmp_path: Path) -> None:
     data = few_digits(tmp_path / "digits.npz")
     with pytest.raises(ArgumentError, match="evaluation to see what training sees") as raised:
         run("simclr", tmp_path / "run", short(data), views=views)
@@ -146,7 +146,7 @@ def test_point_7_a_run_stops_where_evaluation_would_see_other_images(views: Any,
     assert not Run(tmp_path / "run").begun()
 
 
-def test_point_7_who_says_what_evaluation_sees_is_taken_at_their_word(tmp_path: Path) -> None:
+def test_who_says_what_evaluation_sees_is_taken_at_their_word(tmp_path: Path) -> None:
     def larger(images: Tensor) -> Tensor:
         return (images / 255.0).repeat(1, 1, 2, 2)
 

@@ -1,4 +1,4 @@
-"""Points of issue 6 that concern the losses: each test is named by its number."""
+"""What every loss promises: values, gradients and corner cases that users once found broken."""
 
 import math
 
@@ -21,7 +21,7 @@ def kept(ring, count):
     return [j for j, w in enumerate(ring.log_weights(scores)[0].tolist()) if w == 0]
 
 
-def test_point_2_ring_edges_do_not_lose_a_rank_to_rounding():
+def test_ring_edges_do_not_lose_a_rank_to_rounding():
     assert len(kept(hn.Ring(0.0, 0.29), 100)) == 29
     for percent in range(1, 101):
         for count in (50, 100, 200):
@@ -31,7 +31,7 @@ def test_point_2_ring_edges_do_not_lose_a_rank_to_rounding():
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 40])
-def test_point_2_a_ring_keeps_at_least_so_many(count):
+def test_a_ring_keeps_at_least_so_many(count):
     for inner, outer in ((0.1, 0.1), (0.95, 1.0), (0.0, 0.1), (0.5, 0.52), (0.9, 0.3)):
         for at_least in (1, 3):
             found = kept(hn.Ring(inner, outer, at_least=at_least), count)
@@ -42,7 +42,7 @@ def test_point_2_a_ring_keeps_at_least_so_many(count):
     assert hn.parse("Ring(0.1, at_least=2)") == hn.Ring(0.1, at_least=2)
 
 
-def test_point_4_schedules_of_temperature_and_tau_plus():
+def test_schedules_of_temperature_and_tau_plus():
     z1, z2 = views()
     loss = hn.ContrastiveLoss(temperature=linear(1.0, 0.5), tau_plus=linear(0.0, 0.1))
     with pytest.raises(ValueError, match="to be a number, got a schedule"):
@@ -60,7 +60,7 @@ def test_point_4_schedules_of_temperature_and_tau_plus():
         loss(z1, z2)
 
 
-def test_point_4_schedules_do_not_recompile_at_each_step():
+def test_schedules_do_not_recompile_at_each_step():
     torch.compiler.reset()
     z1, z2 = views()
     loss = hn.ContrastiveLoss(temperature=linear(1.0, 0.5), tau_plus=linear(0.01, 0.1))
@@ -73,7 +73,7 @@ def test_point_4_schedules_do_not_recompile_at_each_step():
     torch.compiler.reset()
 
 
-def test_point_5_true_positives_with_unlabelled_negatives():
+def test_true_positives_with_unlabelled_negatives():
     z1, z2 = views()
     labels = torch.tensor([0, 0, 1, 1, 2, 2])
     loss = hn.ContrastiveLoss("Tilt(1.0)", positives="label", same_label_negatives=True, normalize=False)
@@ -94,7 +94,7 @@ def test_point_5_true_positives_with_unlabelled_negatives():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1e-12, 1e-25, 1e15, 1e19, 1e25])
-def test_point_22_cosine_is_right_for_any_norm(size, dtype):
+def test_cosine_is_right_for_any_norm(size, dtype):
     z1, z2 = (normalize(z, dim=-1).to(dtype) for z in views())
     loss = hn.ContrastiveLoss(temperature=0.2)
     torch.testing.assert_close(loss(z1 * size, z2 * size), loss(z1, z2), rtol=1e-5, atol=0)
@@ -106,7 +106,7 @@ def test_point_22_cosine_is_right_for_any_norm(size, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_point_22_zero_vectors_get_no_gradient_and_are_counted(dtype):
+def test_zero_vectors_get_no_gradient_and_are_counted(dtype):
     z1, z2 = (z.to(dtype) for z in views())
     z1[2] = 0.0
     leaf = z1.clone().requires_grad_()
@@ -118,7 +118,7 @@ def test_point_22_zero_vectors_get_no_gradient_and_are_counted(dtype):
     assert loss.diagnose(z1, z2).no_direction.tolist() == [i == 2 for i in range(12)]
 
 
-def test_point_22_wrong_arguments_are_errors():
+def test_wrong_arguments_are_errors():
     z1, z2 = views()
     for temperature in (torch.tensor(0.0), torch.tensor(-0.5), torch.tensor(math.nan)):
         with pytest.raises(ArgumentError, match="temperature above 0"):
@@ -140,7 +140,7 @@ def test_point_22_wrong_arguments_are_errors():
             call(z1[:0], z2[:0])
 
 
-def test_point_22_state_dict_holds_tensors_only():
+def test_state_dict_holds_tensors_only():
     schedule = adaptive(1.0, 0.1)
     loss = hn.ContrastiveLoss(hn.Ring(0.0, schedule), tau_plus=linear(0.0, 0.1))
     schedule.observe(0.5)
