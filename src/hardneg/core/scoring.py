@@ -221,14 +221,19 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 
 
 def dense(pairing: Pairing) -> Scores:
-    """Compare all anchors with all candidates, as matrices [b, n]: one tile per pool, side by side."""
+    """Compare all anchors with all candidates, as matrices [b, n]; checks first that the parts fit together."""
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
-        anchors, pools = pairing.prepared_keys()
-        ready = pairing.changed(anchors=anchors, candidates=pools, guide=None)
-        blocks = [ready.tile(slice(None), cut) for cut in pairing.cuts(max(1, *map(len, pools)))]
-        candidates = _concatenated([block.tile.s for block in blocks])
-        positives = _own_scores(pairing, anchors, candidates)
+        return matrices(pairing)
+
+
+def matrices(pairing: Pairing) -> Scores:
+    """Compare all anchors with all candidates of a checked pairing: one tile per pool, side by side."""
+    anchors, pools = pairing.prepared_keys()
+    ready = pairing.changed(anchors=anchors, candidates=pools, guide=None)
+    blocks = [ready.tile(slice(None), cut) for cut in pairing.cuts(max(1, *map(len, pools)))]
+    candidates = _concatenated([block.tile.s for block in blocks])
+    positives = _own_scores(pairing, anchors, candidates)
     mask, names = pairing.positive_mask, pairing.source_names
     if mask is None:
         mask = constant(torch.ones, positives.shape, dtype=torch.bool, device=positives.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hardneg.kernels.backends.tilted as tilted
 from hardneg.core.objectives.base import Objective, RowResult
 from hardneg.core.pairing import Pairing
-from hardneg.core.scoring import dense
+from hardneg.core.scoring import matrices
 from hardneg.negatives.base import Negatives
 
 
@@ -21,6 +21,6 @@ class Dense:
         form = tilted.dense_form(pairing, negatives, objective)
         if form is not None:
             return tilted.dense_rows(pairing, form)
-        scores = dense(pairing)
+        scores = matrices(pairing)
         row = objective.dense_row(scores, negatives.log_weights(scores))
         return RowResult(row, scores.positives, scores.positive_valid)
