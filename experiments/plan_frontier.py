@@ -30,7 +30,7 @@ from hardneg.batching.planners import (
     Proximity,
     SingleSource,
     Strata,
-    Uniform,
+    UniformPlanner,
 )
 from hardneg.training.data.named import default_root
 
@@ -63,7 +63,7 @@ def cifar10(root: Path) -> tuple[Tensor, Tensor]:
 
 def planners(labels: Tensor, num_candidates: int) -> Iterator[tuple[str, Planner]]:
     """Every planner, ProSampler at several restarts; single-source batches by the label are the other end."""
-    yield "uniform", Uniform()
+    yield "uniform", UniformPlanner()
     for restart in (0.05, 0.1, 0.2, 0.5, 0.7):
         yield f"ProSampler, restart {restart}", Proximity(restart, num_candidates=num_candidates)
     yield "ProSampler, by similarity", Proximity(0.1, steps="similarity", num_candidates=num_candidates)

@@ -28,12 +28,15 @@ _registry: dict[str, type[Planner]] = {}
 class Planner(ABC):
     """Subclasses are frozen dataclasses with a ``fill`` and, where something is worked out first, a ``prepare``."""
 
+    name: ClassVar[str]
+    """The name in plans and records."""
     offers: ClassVar[bool] = True  # False: leaves every batch to the filler
     needs: ClassVar[str] = "nothing"  # what it plans from: "nothing", "vectors" or "graph" (which vectors give, too)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _registry[cls.__name__] = cls
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        _registry[cls.name] = cls
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Any:
         """What ``fill`` needs, worked out once for this data."""
@@ -160,7 +163,7 @@ def text_of(planner: Planner) -> str:
         for part in fields(planner)  # type: ignore[arg-type]
         if isinstance(value := getattr(planner, part.name), (int, float, str)) and value != part.default
     ]
-    return f"{type(planner).__name__}({', '.join(shown)})"
+    return f"{planner.name}({', '.join(shown)})"
 
 
 def digest_of(data: Any) -> str:

@@ -15,11 +15,12 @@ from hardneg.batching.planners.base import Planner
 class UniformPlanner(Planner):
     """Any instance is as likely as any other.
 
-    >>> plan = Uniform().plan(10, batch_size=4)
+    >>> plan = UniformPlanner().plan(10, batch_size=4)
     >>> [len(batch) for batch in plan], sorted(plan.order.tolist()) == list(range(10))
     ([4, 4, 2], True)
     """
 
+    name: ClassVar = "Uniform"
     offers: ClassVar[bool] = False
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:

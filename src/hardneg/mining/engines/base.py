@@ -94,8 +94,8 @@ class JobPart(Engine):
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """>>> Part.parse("0/4")
-        Part(number=0, of=4)
+        """>>> JobPart.parse("0/4")
+        JobPart(number=0, of=4)
         """
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         if found is None or int(found[1]) >= int(found[2]):
