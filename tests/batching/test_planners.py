@@ -75,7 +75,7 @@ def every_planner(n: int) -> list[Planner]:
 def test_every_registered_planner_is_tested_here() -> None:
     pytest.importorskip("scipy", reason="the extra `eval` is not installed")
     pytest.importorskip("pymetis", reason="the extra `communities` is not installed")
-    assert {type(planner).__name__ for planner in every_planner(30)} == {
+    assert {planner.name for planner in every_planner(30)} == {
         name
         for name in registered_planners()
         if registered_planners()[name].__module__.startswith("hardneg.batching.planners")
