@@ -376,15 +376,16 @@ def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> B
     return finish(declared, states)
 
 
-Left = Callable[[Tile, Tensor], Tensor]
+Narrow = Callable[[Tile, Tensor], Tensor]
+"""Function of a tile and a mask [r, c] that returns a smaller mask."""
 
 
-def left_by(factors: Sequence[Factor], bounds: Sequence[Bounds]) -> Left:
+def left_by(factors: Sequence[Factor], bounds: Sequence[Bounds]) -> Narrow:
     """Return a function that narrows a mask to the candidates that these factors keep."""
     return lambda tile, valid: valid & (weigh(factors, tile, bounds) != NEVER) if factors else valid
 
 
-def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Left) -> dict[str, State]:
+def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Narrow) -> dict[str, State]:
     """Reduce a factor's bounds over all tiles of one block of rows and merge the states.
 
     Args:

@@ -100,7 +100,7 @@ def spread(encode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Compute ``encode(rows)`` by letting each rank encode a part, and gather the result on every rank.
 
     Args:
-        encode: Function of some rows that returns as many vectors.
+        encode: Function that returns one vector for each row.
         rows: The rows, identical on all ranks.
     """
     if not several_ranks() or len(rows) < dist.get_world_size():
@@ -166,8 +166,10 @@ class _GatherRows(torch.autograd.Function):
 
 
 def _sizes(keys: Keys) -> list[int]:
-    """Return the number of rows of each rank; raise on all ranks if anything else differs, since collectives would
-    hang."""
+    """Return the number of rows of each rank.
+
+    Raises on all ranks if anything else differs between them, since the collectives would hang.
+    """
     tags = (keys.ids, keys.labels, keys.clusters)
     shapes = [len(keys.vectors), keys.dim, *(0 if tag is None else tag.ndim for tag in tags)]
     kinds = [_number_of(None if one is None else one.dtype) for one in (keys.vectors, *tags)]

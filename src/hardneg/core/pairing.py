@@ -59,7 +59,7 @@ class MaskedTile(NamedTuple):
 
 @dataclass(eq=False)
 class TileContext:
-    """Everything about a tile except its scores: the tags of some anchors and some candidates.
+    """The inputs of a tile besides its scores: the tags of a block of anchors and a block of candidates.
 
     Fields that are not listed are those of ``Tile`` and ``Pairing``. ``masked`` is the only place that decides which
     candidates of a batch or pool are never negatives.
@@ -175,8 +175,9 @@ class Pairing:
     def prepared(self) -> Pairing:
         """Return the pairing with vectors that can be compared directly.
 
-        They are float32 or wider, of unit norm if ``normalize`` is set, with infinities as NaN and positives as [b, p,
-        d]. """
+        They are float32 or wider, of unit norm if ``normalize`` is set, and have NaN in place of infinities. Positives
+        are [b, p, d].
+        """
         anchors, pools = self.prepared_keys()
         if self.num_views > 1:
             own = Keys(other_views(anchors.vectors, self.num_views))
@@ -223,7 +224,7 @@ class Pairing:
         return self.changed(guide=other.changed(temperature=1.0))
 
     def of_rows(self, rows: slice) -> Pairing:
-        """Return the pairing of some anchors with the same candidates."""
+        """Return the pairing of a block of anchors with the same candidates."""
 
         def part(each: Tensor) -> Tensor:
             return each[rows]
@@ -251,7 +252,7 @@ class Pairing:
         return cuts or [Cut(0, 0, 0, 0)]
 
     def tile(self, rows: Rows, cut: Cut) -> MaskedTile:
-        """Compare some anchors with a block of candidates; the pairing must be prepared.
+        """Compare a block of anchors with a block of candidates; the pairing must be prepared.
 
         Args:
             rows: The anchors.
@@ -341,8 +342,7 @@ class Pairing:
 
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
-    """Compute dot products of rows [b, d] with shared vectors [n, d] or private vectors [b, k, d], as [b, n] or [b,
-    k]."""
+    """Compute the dot products of rows [b, d] with vectors [n, d] or [b, k, d], as [b, n] or [b, k]."""
     if rows.dtype != vectors.dtype:
         wide = torch.promote_types(rows.dtype, vectors.dtype)
         rows, vectors = rows.to(wide), vectors.to(wide)
@@ -397,7 +397,7 @@ def several(keys: Keys) -> Keys:
     return keys if keys.private else keys.mapped(lambda each: each[:, None])
 
 
-def number_of(rows: Rows) -> int:
+def num_rows(rows: Rows) -> int:
     """Return the number of anchors that these rows select."""
     return len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
 

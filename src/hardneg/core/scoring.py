@@ -287,10 +287,10 @@ def concatenate_scores(scores: Scores, *others: Scores) -> Scores:
     return scores.changed(
         candidates=torch.cat([part.candidates for part in parts], dim=1),
         valid=torch.cat([part.valid for part in parts], dim=1),
-        candidate_tags=Tags(*(_beside_tags(parts, name) for name in ("ids", "labels", "clusters"))),
+        candidate_tags=Tags(*(_concatenated_tags(parts, name) for name in ("ids", "labels", "clusters"))),
         source=torch.cat([code[part.source] for code, part in zip(codes, parts, strict=True)]),
         source_names=names,
-        guide=_beside_guides(parts),
+        guide=_concatenated_guides(parts),
     )
 
 
@@ -303,7 +303,7 @@ def _same_temperature(one: float | Tensor, other: float | Tensor) -> bool:
     return bool(torch.isclose(ours, theirs, rtol=1e-6, atol=0.0).all())
 
 
-def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
+def _concatenated_tags(parts: list[Scores], name: str) -> Tensor | None:
     tags = [getattr(part.candidate_tags, name) for part in parts]
     if any(tag is None for tag in tags):
         return None
@@ -311,7 +311,7 @@ def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
     return torch.cat([tag.expand(rows, *tag.shape[1:]) for tag in tags], dim=1)
 
 
-def _beside_guides(parts: list[Scores]) -> Guide | None:
+def _concatenated_guides(parts: list[Scores]) -> Guide | None:
     guides = [part.guide for part in parts if part.guide is not None]
     if len(guides) < len(parts):
         return None

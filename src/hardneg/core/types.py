@@ -33,7 +33,9 @@ from hardneg.core.tiles import Tile
 from hardneg.core.tiles import other_id as other_id
 
 Names = NDArray[np.object_]
+"""The text ids of keys, before they were hashed to integers."""
 Given = Tensor | NDArray[Any] | Sequence[Any] | None
+"""An optional array argument: a tensor, a numpy array or a list."""
 PerAnchor = Annotated[Tensor, "b"]
 View = Annotated[Tensor, "b d"]
 LogWeights = Annotated[Tensor, "b n"]
@@ -49,9 +51,6 @@ def with_support(log_w: LogWeights) -> tuple[Annotated[Tensor, "b 1"], LogWeight
     """
     none = (log_w == NEVER).all(-1, keepdim=True)
     return ~none, log_w.masked_fill(none, 0.0)
-
-
-AnyKeys = Annotated[Tensor, "n d | b k d"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ class Keys:
         (3, 3)
     """
 
-    vectors: AnyKeys
+    vectors: Annotated[Tensor, "n d | b k d"]
     ids: Tensor | None = None
     labels: Tensor | None = None
     clusters: Tensor | None = None
@@ -110,7 +109,7 @@ class Keys:
                 if name == "ids":
                     object.__setattr__(self, "names", texts)
             if (value.shape[: len(rows)] if name == "clusters" else value.shape) != rows:
-                what = f"one of {name} per vector, shape {tuple(rows)}"
+                what = f"one value of {name} for each vector, shape {tuple(rows)}"
                 raise ArgumentError("Keys", what, f"{name}={tuple(value.shape)}")
             if value.is_floating_point():
                 got = f"{name} of {value.dtype}"
@@ -313,7 +312,7 @@ _fields_of_scores = tuple(each.name for each in fields(Scores))
 _fields_of_keys = tuple(each.name for each in fields(Keys) if each.init)
 
 
-def number_of(text: str) -> int:
+def hash_text(text: str) -> int:
     """Hash a text to an integer of 63 bits: never negative, and the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -338,10 +337,11 @@ def as_vectors(value: Any) -> Tensor:
         try:
             value = np.asarray(value, dtype=np.float32)
         except (TypeError, ValueError):
-            raise ArgumentError("Keys", "vectors of one length", "a list of others") from None
+            what = "lists of numbers of equal length as vectors"
+            raise ArgumentError("Keys", what, "lists of unequal length or other values") from None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        fix = "read the file first, such as by numpy.load" if isinstance(value, str | Path) else None
+        fix = "load the file first, for example with numpy.load" if isinstance(value, str | Path) else None
         raise ArgumentError("Keys", "vectors as a tensor, an array or a list", kind, fix)
     if not value.dtype.isnative or any(step < 0 for step in value.strides):
         value = value.astype(value.dtype.newbyteorder("="))
@@ -356,7 +356,7 @@ def as_numbers(name: str, value: Any) -> tuple[Tensor, Names | None]:
 
     Args:
         name: Field name for error messages: ids, labels or clusters.
-        value: Integers, or texts, which are hashed with ``number_of``.
+        value: Integers, or texts, which are hashed with ``hash_text``.
 
     Returns:
         The integers, and the original texts (None if integers were passed).
@@ -368,9 +368,10 @@ def as_numbers(name: str, value: Any) -> tuple[Tensor, Names | None]:
     flat = array.reshape(-1)
     flat[:] = [int_if_whole(one) for one in flat]
     if len(flat) and all(isinstance(one, str) for one in flat):
-        numbers = torch.tensor([number_of(one) for one in flat], dtype=torch.long)
+        numbers = torch.tensor([hash_text(one) for one in flat], dtype=torch.long)
         if len(torch.unique(numbers)) < len(set(flat.tolist())):
-            raise ArgumentError("Keys", f"texts as {name} with different hashes", "two that share one", "use numbers")
+            what = f"texts as {name} with different hashes"
+            raise ArgumentError("Keys", what, "two texts with the same hash", "use whole numbers")
         return numbers.view(array.shape), array
     if any(isinstance(one, bool) or not isinstance(one, (int, np.integer)) for one in flat):
         kinds = sorted({type(one).__name__ for one in flat})

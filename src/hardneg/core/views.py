@@ -44,8 +44,9 @@ def pair_views(
     extra: Sequence[Keys] = (),
     **options: Any,
 ) -> Pairing:
-    """Pair two or more views of a batch: all rows are anchors and candidates; the other views of a row are its
-    positives.
+    """Pair two or more views of a batch: the other views of a row are its positives.
+
+    All rows of all views are anchors and candidates.
 
     Args:
         views: v views, [b, d] each.
