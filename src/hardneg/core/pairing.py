@@ -128,9 +128,8 @@ class Pairing:
         guide: The same pairs under a second model, or None.
         normalize: Scale vectors to unit norm before they are compared.
         num_views: 2 or more if anchors and ``positives`` consist of that many views of a batch, one after the other,
-        so that
-            an anchor's positives are the other views of its row. 1 if the positives are the first rows of the first
-            pool. 0 otherwise.
+            so that an anchor's positives are the other views of its row. 1 if the positives are the first rows of the
+            first pool. 0 otherwise.
         ready: Vectors are float32 or wider and contain no infinities, so that preparation can be skipped.
     """
 

@@ -215,9 +215,8 @@ class steps(_Timed, Schedule):  # noqa: N801
         num_changes: Number of changes; the run has num_changes + 1 values.
         steps: Number of steps to reach the end; the whole run by default.
         variant: ``"paper"``, or ``"code"`` for the behaviour of HCL's script with its nine values: the first value is
-        held
-            for two intervals of int(total / 9) epochs, and the end value is reached only in the last ones. (The script
-            itself stops with an error for fewer than 9 epochs and for many other lengths; this does not.)
+            held for two intervals of int(total / 9) epochs, and the end value is reached only in the last ones. (The
+            script itself stops with an error for fewer than 9 epochs and for many other lengths; this does not.)
 
     Example:
         >>> [steps(1.0, 0.0, num_changes=2)(step, 4) for step in range(5)]

@@ -251,9 +251,8 @@ def reduce(
         losses: Loss of each pair, [b, p].
         scores: The scores that the losses were computed from.
         reduction: ``"anchors"``: mean over the positives of each anchor, then over all anchors (SupCon); an anchor
-        without
-            a positive counts as 0. ``"pairs"``: mean over all real pairs (H-SCL), so that anchors with more positives
-            count more. ``"none"``: the mean of each anchor, [b].
+            without a positive counts as 0. ``"pairs"``: mean over all real pairs (H-SCL), so that anchors with more
+            positives count more. ``"none"``: the mean of each anchor, [b].
         weights: Weight of each anchor, [b], for a weighted mean.
 
     Returns:

@@ -120,9 +120,8 @@ def info_nce(
         scores: Scores of b anchors with p positives and n candidates.
         log_w: Log-weights of the negatives, [b, n], such as ``Tilt(1.0).log_weights(scores)``; they define q.
         num_negatives: The number M. ``"support"``: the number of candidates that q allows; ``"candidates"``: all
-        candidates
-            except the anchor itself (H-SCL's 2B - 2); ``"mass"``: the sum of the weights, so that they count
-            unnormalised; or a number, or a tensor [] or [b].
+            candidates except the anchor itself (H-SCL's 2B - 2); ``"mass"``: the sum of the weights, so that they
+            count unnormalised; or a number, or a tensor [] or [b].
         tau_plus: Share of false negatives to correct for (DCL, HCL), a number or a tensor [] or [b, 1]: E becomes
             (E - tau_plus e^a) / (1 - tau_plus), with the pair's own positive, and at least e^(-1/temperature), the
             smallest e^s of unit vectors. A pair at this lower bound has no gradient to its negatives.

@@ -72,8 +72,7 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
         scores: Scores of b anchors with p positives and n candidates.
         log_w: Log-weights of the negatives, [b, n]. SogCLR: those of ``Tilt(1.0)``. EMC2: log of the number of visits.
         log_norm: Logarithm of each anchor's normaliser, [b]. SogCLR: log u + log N. EMC2: log of the number of all
-        visits.
-            None normalises the weights over the row, which for ``Tilt(1.0)`` is the gradient of -a + LSE(s).
+            visits. None normalises the weights over the row, which for ``Tilt(1.0)`` is the gradient of -a + LSE(s).
 
     Returns:
         The surrogate of each pair, [b, p]; its value is not that of the global loss.
