@@ -127,9 +127,9 @@ class Window(Bound):
     Args:
         places: Function of the earlier bounds that returns start and stop, [r, 1] each.
         skipped: Upper limit of the number of candidates before the window, as a function of the row length; 0 if the
-            window has no lower edge. Limits are needed because topk must know its size before it sees the rows.
-        closest: Upper limit of the number of candidates before the window's end.
-        farthest: Upper limit of the number of candidates after the window; 0 if it has no upper edge.
+            window starts at rank 0. Limits are needed because topk must know its size before it sees the rows.
+        closest: Upper limit of the number of candidates before the end of the window.
+        farthest: Upper limit of the number of candidates after the window; 0 if the window extends to the last one.
         by: The value that is ranked, ``"score"`` or ``"guide"``; see ``Tile.read``.
         who: Name of the distribution, for error messages.
         nearest: Number of closest candidates that determine the edges, if known; shortens the state.

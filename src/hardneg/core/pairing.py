@@ -219,7 +219,9 @@ class Pairing:
         """
         mine, theirs = ([len(one), *map(len, one.candidates)] for one in (self, other))
         if mine != theirs:
-            raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
+            raise ArgumentError(
+                "guided", f"a second model's vectors of the same anchors and candidates, {mine}", str(theirs)
+            )
         return self.changed(guide=other.changed(temperature=1.0))
 
     def of_rows(self, rows: slice) -> Pairing:

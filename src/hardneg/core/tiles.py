@@ -35,9 +35,9 @@ class Tags:
         clusters: Cluster numbers, [n] or [b, k]; [n, r] or [b, k, r] for r clusterings.
     """
 
-    ids: Tensor | None = None  # [n] or [b, k]
-    labels: Tensor | None = None  # [n] or [b, k]
-    clusters: Tensor | None = None  # [n], [n, r], [b, k] or [b, k, r]
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+    clusters: Tensor | None = None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Tags:
         """Return tags with ``change`` applied to every tag that is present."""
@@ -66,9 +66,9 @@ class Tile:
     anchor_tags: Tags
     candidate_tags: Tags
     column: Annotated[Tensor, "n"]
-    source: Tensor | str = "pool"  # one name, or an index into source_names for each column
+    source: Tensor | str = "pool"
     source_names: tuple[str, ...] = ()
-    guide: PairMatrix | None = None  # plain similarities under another model
+    guide: PairMatrix | None = None
     ids_given: bool = True
     bound: Mapping[str, Any] = field(default_factory=dict)
 

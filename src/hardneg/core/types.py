@@ -189,11 +189,11 @@ class Scores:
     valid: Annotated[Tensor, "b n"]
     temperature: float | Tensor
     anchor_tags: Tags
-    candidate_tags: Tags  # its tensors are [b|1, n] or, for clusters, [b|1, n, r]
-    source: Annotated[Tensor, "n"]  # index into source_names; [b, n] where each row has a list of its own
+    candidate_tags: Tags
+    source: Annotated[Tensor, "n"]
     source_names: tuple[str, ...]
     guide: Guide | None = None
-    ids_given: bool = True  # False: rows were numbered to distinguish them; the numbers mean nothing outside the batch
+    ids_given: bool = True
 
     def changed(self, **changes: Any) -> Scores:
         """Return a copy with some fields changed.

@@ -63,7 +63,7 @@ class InfoNCE(Objective):
         check_tau_plus("info_nce", self.tau_plus)
         check_num_negatives("info_nce", self.num_negatives)
         if self.positives_in_denominator not in ("own", "all", "none"):
-            what = "'own', 'all' or 'none'"
+            what = "positives_in_denominator 'own', 'all' or 'none'"
             raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
 
     def statistics(self) -> Mapping[str, Statistic]:

@@ -20,7 +20,7 @@ from hardneg.core.objectives.base import Objective, Row
 class ISogCLR(Objective):
     """iSogCLR: tau (log E_q[e^s] - a + rho), where tau is the anchor's temperature.
 
-    This is the loss of the batch; ``hardneg.losses`` adds the running normalisers.
+    This is the loss of the batch, without running normalisers; ``hardneg.losses.individual`` learns the temperatures.
 
     Args:
         rho: Radius of the robust loss, 0 or more; larger values give higher temperatures.
