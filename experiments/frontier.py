@@ -41,7 +41,7 @@ from hardneg.batching.planners import (
     Planner,
     Proximity,
     Strata,
-    Uniform,
+    UniformPlanner,
 )
 from hardneg.io.provenance import environment
 from hardneg.training.data.named import default_root
@@ -67,7 +67,7 @@ class Batches:
 
 def planners(size: int, num_candidates: int) -> Iterator[tuple[str, Planner]]:
     """Every planner that needs neither labels nor sources; ProSampler also at other restarts."""
-    yield "uniform batches", Uniform()
+    yield "uniform batches", UniformPlanner()
     for restart in (0.05, 0.1, 0.3, 0.7):
         yield f"ProSampler {restart}", Proximity(restart, num_candidates=num_candidates)
     for kind in ("breadth_first", "depth_first"):
