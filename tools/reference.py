@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -159,9 +160,16 @@ def ours(registry: dict[str, type]) -> dict[str, type]:
 
 def entry(name: str, call: Callable[..., Any]) -> str:
     plain = [one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(call).parameters.values()]
-    about = inspect.cleandoc(call.__doc__ or "").partition(">>>")[0].strip()
+    about = inspect.cleandoc(call.__doc__ or "").partition(">>>")[0].strip().removesuffix("Example:").strip()
+    about = re.sub(r"^Args:\n((?: .*\n?|\n)+)", lambda found: arguments(found[1]), about, flags=re.M)
     examples = ", ".join(f"`{one}`" for one in getattr(call, "examples", ()))
     return f"### `{name}{inspect.Signature(plain)}`\n\n{about}\n" + (f"\nExamples: {examples}\n" if examples else "")
+
+
+def arguments(section: str) -> str:
+    """The indented lines of an ``Args:`` section as a Markdown list, one item for each argument."""
+    joined = re.sub(r"\n {5,}", " ", section)
+    return re.sub(r"^ {4}(\w+): ", r"- `\1`: ", joined, flags=re.M)
 
 
 def main() -> None:

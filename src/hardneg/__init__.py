@@ -1,7 +1,14 @@
-"""hardneg chooses the negatives in contrastive learning.
+"""hardneg chooses the negatives in contrastive learning: hard, debiased, banded, supervised or sampled.
 
-The imports below are the public names. They are imported when first used, so that ``import hardneg`` and
-``hardneg --help`` stay light; everything else is in the room that it belongs to (``hardneg.state.Chain``).
+The public names are those imported below, usually used as ``import hardneg as hn``. Start with:
+
+- ``ContrastiveLoss``: a loss module for training, with negatives, objective and pools as options.
+- ``Tilt``, ``Rank``, ``Threshold`` and the other distributions of negatives; ``parse`` reads their expressions.
+- ``two_views``, ``cross_views``, ``score``: dense scores, for ``info_nce`` and the other plain functions.
+- ``mine``, ``audit``, ``diagnose``: hard negatives of a corpus, and false negatives in data or batches.
+
+Names are imported when first used, so that ``import hardneg`` and ``hardneg --help`` stay fast. Everything else is in
+the package it belongs to (``hardneg.state.Chain``).
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by _names() at run time
+if TYPE_CHECKING:  # the only list of public names: read by type checkers, and by _names() at run time
     from hardneg import auditing as auditing
     from hardneg import batching as batching
     from hardneg import core as core
@@ -65,7 +72,7 @@ if TYPE_CHECKING:  # the one list of public names: read by type checkers, and by
 
 
 def _names() -> dict[str, str]:
-    """Each public name and the module that it comes from: the imports for type checkers above."""
+    """Return each public name with its module, parsed from the imports for type checkers above."""
     listed = next(
         node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)
     )

@@ -331,7 +331,7 @@ def test_mined_rows_are_one_more_rule() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "needs embeddings"),
     ({"embeddings": torch.ones(4)}, r"floating point vectors \[n, d\]"),
-    ({"embeddings": [["a"]]}, "a list of others"),
+    ({"embeddings": [["a"]]}, "lists of unequal length or other values"),
     ({"embeddings": torch.zeros(4, 3)}, "audit needs vectors with a direction for the cosine, got 4 zero vectors"),
     ({"embeddings": torch.tensor([[1.0, float("nan")], [0.0, 1.0]])}, "audit needs finite vectors, got NaN"),
     ({"embeddings": torch.ones(0, 3)}, "at least one row"),

@@ -12,7 +12,7 @@ import torch
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
-from hardneg.core.types import number_of
+from hardneg.core.types import hash_text
 from hardneg.io.tables import read_vectors
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
@@ -38,7 +38,7 @@ def test_text_ids_match_wherever_they_are() -> None:
     assert int(first.ids.min()) >= 0, "an id below 0 would match nothing"
     assert first.names is not None
     assert first.names.tolist() == names.tolist()
-    assert number_of("d1") == number_of("d1") != number_of("d2")
+    assert hash_text("d1") == hash_text("d1") != hash_text("d2")
     assert first.changed(labels=torch.arange(40)).ids is first.ids
 
 
@@ -49,7 +49,7 @@ def test_text_ids_match_wherever_they_are() -> None:
         ({"ids": ["a", 1] * 20}, "ids of int, str"),
         ({"ids": [True] * 40}, "ids of bool"),
         ({"ids": ["a"]}, r"shape \(40,\)"),
-        ({"vectors": [[1.0], [1.0, 2.0]]}, "vectors of one length"),
+        ({"vectors": [[1.0], [1.0, 2.0]]}, "lists of unequal length"),
         ({"vectors": "text"}, "got str"),
         ({"vectors": np.array([["a"]])}, "an array of <U1"),
         ({"vectors": np.zeros((3, 2), dtype=int)}, "floating point vectors"),
@@ -63,7 +63,7 @@ def test_other_kinds_raise(options: dict[str, Any], message: str) -> None:
 def test_a_path_is_no_data() -> None:
     with pytest.raises(ArgumentError, match=r"mine needs vectors or a data set, got 'pairs.jsonl'; read it first"):
         hn.mine("pairs.jsonl", model="any")
-    with pytest.raises(ArgumentError, match=r"got str; read the file first, such as by numpy.load"):
+    with pytest.raises(ArgumentError, match=r"got str; load the file first, for example with numpy.load"):
         hn.audit("vectors.npy")
 
 

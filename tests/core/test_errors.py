@@ -45,10 +45,10 @@ EVERY = {
     InUse("train", "x", "run", fix="wait"): "train: run is in use by another process; wait.",
     DataChanged("train", "the data of the run", "aa, not bb"): "train needs the data of the run, got aa, not bb.",
     NotWritten("x.json", errno.EACCES, "Permission denied"): (
-        "x.json could not be written (Permission denied); what was there before is unchanged."
+        "x.json could not be written (Permission denied); any existing file is unchanged."
     ),
     DiskFull("x.json", errno.ENOSPC, "No space left", "make room"): (
-        "x.json could not be written (No space left); what was there before is unchanged; make room."
+        "x.json could not be written (No space left); any existing file is unchanged; make room."
     ),
 }
 

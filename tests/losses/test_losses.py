@@ -281,7 +281,10 @@ def test_wrong_num_negatives_is_named_at_the_door(wrong):
     [
         (lambda z: hn.ContrastiveLoss()(z, z[:3]), r"two_views needs two views of the same shape .*z2=\(3, 4\)"),
         (lambda z: hn.ContrastiveLoss(views="cross")(z, z[:, :3]), "cross_views needs two views of the same shape"),
-        (lambda z: hn.ContrastiveLoss()(z, z, ids=torch.arange(5)), r"ids per vector, shape \(6,\), got ids=\(5,\)"),
+        (
+            lambda z: hn.ContrastiveLoss()(z, z, ids=torch.arange(5)),
+            r"ids for each vector, shape \(6,\), got ids=\(5,\)",
+        ),
         (lambda z: hn.two_views(z, z, 0.5, labels=torch.arange(5)), r"shape \(6,\), got labels=\(5,\)"),
         (lambda z: hn.ContrastiveLoss()(z, z, labels=torch.rand(6)), "Keys needs whole numbers as labels"),
         (lambda z: hn.ContrastiveLoss()(z, z, pool=torch.randn(3, 5)), "score needs vectors of 4 features"),

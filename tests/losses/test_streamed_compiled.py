@@ -11,7 +11,7 @@ import hardneg as hn
 from hardneg.core import bounds
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.core.objectives import InfoNCE
-from hardneg.core.pairing import number_of
+from hardneg.core.pairing import num_rows
 from hardneg.kernels import cuda_graphs, plan, products
 from hardneg.negatives import Negatives, parse
 from hardneg.testing.examples import make_pairing
@@ -163,7 +163,7 @@ def test_tiles_of_other_sizes_forward_and_backward(traced, monkeypatch, text, ro
     sizes = []
 
     def each(step, blocks, allowed):
-        sizes.append(number_of(blocks[0]))
+        sizes.append(num_rows(blocks[0]))
         for block in blocks:
             step(block)
 

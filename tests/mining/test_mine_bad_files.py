@@ -84,7 +84,7 @@ def test_bad_tables_say_what_is_wrong(
             {"queries": "ids.jsonl", "corpus": "texts.jsonl", "judgements": "j.csv"},
             "the corpus without a column of ids; name it with corpus_id_c",
         ),
-        ({"device": "gpu"}, "a device of torch, such as cpu or cuda:0, got device='gpu'"),
+        ({"device": "gpu"}, "a torch device, such as cpu or cuda:0, got device='gpu'"),
     ],
 )
 def test_bad_options_say_what_is_wrong(

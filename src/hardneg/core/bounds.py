@@ -1,13 +1,17 @@
-"""Bounds, and the sweep that finds them and weighs tiles. Whoever uses tiles goes through here.
+"""Row bounds, and the passes over tiles that find them and compute log-weights.
 
-A bound is what a distribution needs to know of a whole row, as a reduction that merges. It is reduced over the
-candidates that the factors before it left (or over the anchor's positives), tile by tile, shard by shard or rank by
-rank: ``merge(of(first), of(second))`` is what ``of`` both would give, and ``finish`` turns that into the numbers that
-``tile.bound`` holds. Ties are broken by column. A bound is right for exactly the scores that it was reduced from: every
-pass cuts the same tiles.
+A bound is a number (or a few) per row that a distribution needs before it can weigh a single pair: the largest score, a
+rank, a count. It is a mergeable reduction over the candidates that the previous factors kept (or over the anchor's
+positives): ``merge(of(first), of(second))`` equals ``of`` over both, so tiles, shards and ranks can be reduced
+separately. ``finish`` turns the result into the value that ``tile.bound`` holds. Ties are broken by column. A bound is
+exact only for the scores it was reduced from, so every pass must use the same tiles.
 
-A factor is a distribution with ``bounds()`` and ``log_weight(tile)``. It never sees which candidates are valid: the
-sweep masks them. A product is swept left to right, and a bounded factor sees what the factors before it left.
+A factor is a distribution with ``bounds()`` and ``log_weight(tile)``. It never sees which candidates are valid; the
+functions here mask them. A product of factors is evaluated from left to right, and a factor with bounds sees only the
+candidates that the previous factors kept.
+
+Read ``Bound`` and its subclasses first, then ``dense_weights`` (one tile) and ``find_bounds`` (many tiles). Losses,
+mining and audits all call these two.
 """
 
 from __future__ import annotations
@@ -25,33 +29,45 @@ from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import LogWeights, Scores
 
 Value = Callable[[Tile], Tensor]
+"""Pointwise function of a tile, [r, c]."""
 State = tuple[Tensor, ...]
+"""Partial result of a bound, which ``merge`` combines with others."""
 
 
 class Bound(ABC):
-    """A reduction over the candidates of a row, or of all rows of the batch."""
+    """A reduction over the candidates of a row, or of all rows of the batch; the base class of all bounds."""
 
     over: str = "candidates"
-    """``"candidates"``: those that the factors before left; ``"positives"``: the anchor's own and promoted ones."""
+    """``"candidates"``: those that the previous factors kept; ``"positives"``: the anchor's own and same-label ones."""
     scope: str = "row"
-    """``"row"``, or ``"batch"``: one number for all anchors, which mining cannot have."""
+    """``"row"``, or ``"batch"`` for one number for all anchors, which mining does not support."""
     grad: bool = False
-    """Whether the gradient flows through it; a streamed loss can do that for a ``Largest`` only."""
+    """True if the gradient flows through it; a streamed loss supports that for ``Largest`` only."""
 
     @abstractmethod
     def of(self, tile: Tile, mask: Tensor) -> State:
-        """The state of the pairs in the mask."""
+        """Reduce the pairs of a tile.
+
+        Args:
+            tile: Scores [r, c] with tags.
+            mask: True for pairs that take part, [r, c].
+        """
 
     @abstractmethod
     def merge(self, first: State, second: State) -> State:
-        """The state of both; the columns of the second come after those of the first."""
+        """Combine two states; the columns of the second come after those of the first."""
 
     def shortened(self, state: State) -> State:
-        """The same in less memory, to be kept or sent."""
+        """Return an equivalent state in less memory, to be stored or sent."""
         return state
 
     def finish(self, state: State, earlier: Mapping[str, Any]) -> Any:
-        """What ``tile.bound`` holds: [r, 1]. ``earlier``: the bounds declared before this one."""
+        """Return the value that ``tile.bound`` holds, usually [r, 1].
+
+        Args:
+            state: The merged state of the whole row.
+            earlier: Finished bounds that were declared before this one, by name.
+        """
         return state[0]
 
 
@@ -59,17 +75,23 @@ class Count(Bound):
     """The number of candidates."""
 
     def of(self, tile: Tile, mask: Tensor) -> State:
+        """Count the pairs in the mask, [r, 1]."""
         return (mask.sum(-1, keepdim=True),)
 
     def merge(self, first: State, second: State) -> State:
+        """Add two counts."""
         return (first[0] + second[0],)
 
 
 @dataclass(frozen=True, eq=False)
 class Largest(Bound):
-    """The largest of a pointwise value; -inf of nothing.
+    """The largest value of a pointwise function; -inf for rows without candidates.
 
-    With ``grad`` the gradient flows to it, evenly where several are the largest.
+    Args:
+        value: Function of a tile that returns the values, [r, c].
+        over: ``"candidates"`` or ``"positives"``.
+        scope: ``"row"``, or ``"batch"`` for the largest of all rows.
+        grad: Let the gradient flow to the largest value, split evenly between ties.
     """
 
     value: Value
@@ -78,6 +100,7 @@ class Largest(Bound):
     grad: bool = False
 
     def of(self, tile: Tile, mask: Tensor) -> State:
+        """Return the largest value in the mask, [r, 1], or a scalar for the whole batch."""
         value = self.value(tile)
         value = torch.where(mask, value if self.grad else value.detach(), NEVER)
         if not value.shape[1]:
@@ -85,24 +108,32 @@ class Largest(Bound):
         return (value.amax() if self.scope == "batch" else value.amax(-1, keepdim=True),)
 
     def merge(self, first: State, second: State) -> State:
+        """Return the larger of two states."""
         return (torch.maximum(first[0], second[0]),)
 
 
 Edge = tuple[Tensor, Tensor]
-"""Value and column, [r, 1] each, of the last member of the closest so many."""
+"""Value and column, [r, 1] each, of the last member of a set of closest candidates."""
 Size = Callable[[int], int]
-"""At most how many of a row of n candidates."""
+"""Function of the number of candidates in a row that returns an upper limit for a count."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window(Bound):
-    """Ranks start to stop - 1 of each row, the closest being 0, as the edges of the two sets of closest candidates.
+    """Ranks start to stop - 1 of each row, 0 being the closest, as the edges of two sets of closest candidates.
 
-    ``places(earlier)`` gives start and stop, [r, 1]. Selections need their sizes before the rows are seen: at most
-    ``skipped`` candidates come before the window, at most ``closest`` before its end, at most ``farthest`` after it,
-    of a row of n; 0 where there is no such edge. ``by``: what is ranked, for ``tile.read``. ``nearest``: how many of
-    the closest decide, if that is known. ``slack``: by what share of the ranks an edge may be off where that is faster.
-    Needs a bound "count" before it.
+    It needs a bound named "count" to be declared before it.
+
+    Args:
+        places: Function of the earlier bounds that returns start and stop, [r, 1] each.
+        skipped: Upper limit of the number of candidates before the window, as a function of the row length; 0 if the
+            window starts at rank 0. Limits are needed because topk must know its size before it sees the rows.
+        closest: Upper limit of the number of candidates before the end of the window.
+        farthest: Upper limit of the number of candidates after the window; 0 if the window extends to the last one.
+        by: The value that is ranked, ``"score"`` or ``"guide"``; see ``Tile.read``.
+        who: Name of the distribution, for error messages.
+        nearest: Number of closest candidates that determine the edges, if known; shortens the state.
+        slack: Share of the ranks by which an edge may be off where that is faster.
     """
 
     places: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
@@ -115,20 +146,23 @@ class Window(Bound):
     slack: float = 0.0
 
     def value(self, tile: Tile) -> Tensor:
+        """Return the values that are ranked, without gradient, [r, c]."""
         return tile.read(self.by, self.who)[0].detach()
 
     def of(self, tile: Tile, mask: Tensor) -> State:
+        """Return the values, [r, c], and their columns."""
         value = torch.where(mask, self.value(tile), NEVER)
         return value, tile.column[None]  # [1, c]: the rows share their columns
 
     def merge(self, first: State, second: State) -> State:
+        """Concatenate two states and shorten the result."""
         columns = [first[1], second[1]]
         if len({len(each) for each in columns}) > 1:
             columns = [column.expand(value.shape) for value, column in (first, second)]
         return self.shortened((torch.cat([first[0], second[0]], dim=1), torch.cat(columns, dim=1)))
 
     def shortened(self, state: State) -> State:
-        """The nearest only, where they decide, in the order of their columns."""
+        """Keep only the ``nearest`` candidates if they determine the edges, in the order of their columns."""
         value, column = state
         if self.nearest is None or value.shape[1] <= max(2 * self.nearest, 64):
             return state
@@ -142,13 +176,14 @@ class Window(Bound):
         return value.gather(1, index), column.gather(1, index)
 
     def finish(self, state: State, earlier: Mapping[str, Any]) -> tuple[Edge | None, Edge | None]:
+        """Return the edge before the window and the edge at its end; None for an edge that does not exist."""
         value, column = state[0], state[1].expand(state[0].shape)
         start, stop = self.places(earlier)
         n, count = value.shape[1], earlier["count"]
         skipped, closest, farthest = (min(size(n), n) for size in (self.skipped, self.closest, self.farthest))
         ends = bool(n and farthest)
         from_top = ends and closest <= farthest
-        top = value.topk(max(skipped, closest if from_top else 0), dim=1).values  # of both edges
+        top = value.topk(max(skipped, closest if from_top else 0), dim=1).values  # one topk for both edges
         before = after = None
         if skipped:
             before = _edge(value, column, start, _place(top, start - 1))
@@ -160,29 +195,29 @@ class Window(Bound):
 
 
 def beyond(value: Tensor, column: Tensor, edge: Edge) -> Tensor:
-    """True for candidates that are not among the closest; not for NaN, which stays visible."""
+    """Return True for candidates farther than the edge; False for NaN, which must stay visible."""
     return (value < edge[0]) | ((value == edge[0]) & (column > edge[1]))
 
 
 def within(value: Tensor, column: Tensor, edge: Edge) -> Tensor:
-    """True for candidates that are among the closest; not for NaN."""
+    """Return True for candidates up to and including the edge; False for NaN."""
     return (value > edge[0]) | ((value == edge[0]) & (column <= edge[1]))
 
 
 def _place(top: Tensor, place: Tensor) -> Tensor:
-    """The value at this place from the top."""
+    """Return the value at this rank from the top; +inf for negative ranks."""
     return torch.where(place < 0, torch.inf, top.gather(1, place.clamp(0, top.shape[1] - 1)))
 
 
 def _place_from_end(value: Tensor, place: Tensor, most: int) -> Tensor:
-    """The value at this place from the bottom of what is there."""
+    """Return the value at this rank from the bottom, not counting masked candidates."""
     low = torch.where(value == NEVER, torch.inf, value).topk(most, dim=1, largest=False).values
     return low.gather(1, place.clamp(0, most - 1))
 
 
 def _edge(value: Tensor, column: Tensor, size: Tensor, last: Tensor) -> Edge:
-    """The edge of the ``size`` closest, ``last`` being the lowest value among them."""
-    missing = size - (value > last).sum(-1, keepdim=True)  # so many of those equal to the last, by column
+    """Return the edge of the ``size`` closest candidates, where ``last`` is the lowest value among them."""
+    missing = size - (value > last).sum(-1, keepdim=True)  # number of ties with the last value to include, by column
     equals = (value == last).cumsum(-1, dtype=torch.int32)
     place = torch.searchsorted(equals, missing.to(torch.int32)).clamp(max=max(value.shape[1] - 1, 0))
     return torch.where(size > 0, last, torch.inf), torch.where(missing > 0, column.gather(1, place), -1)
@@ -191,39 +226,62 @@ def _edge(value: Tensor, column: Tensor, size: Tensor, last: Tensor) -> Edge:
 Bounds = Mapping[str, Any]
 """The finished bounds of one factor, by name."""
 TileAndMask = tuple[Tile, Tensor]
-"""A tile, and which of its candidates are valid."""
+"""A tile, and a mask of its valid candidates."""
 
 
 class Factor(Protocol):
-    """A distribution, as far as a sweep knows it."""
+    """A distribution, as far as this module uses it; see ``hardneg.negatives.base``."""
 
-    def bounds(self) -> Mapping[str, Bound]: ...
+    def bounds(self) -> Mapping[str, Bound]:
+        """Return the bounds it needs, by name."""
+        ...
 
-    def log_weight(self, tile: Tile) -> Tensor: ...
+    def log_weight(self, tile: Tile) -> Tensor:
+        """Return the log-weights of a tile, [r, c] or broadcastable to it."""
+        ...
 
-    def log_weights(self, scores: Scores) -> LogWeights: ...
+    def log_weights(self, scores: Scores) -> LogWeights:
+        """Return the log-weights of whole rows, [b, n]."""
+        ...
 
-    def allows(self, tile: Tile) -> Tensor | None: ...
+    def allows(self, tile: Tile) -> Tensor | None:
+        """Return a mask if the factor is one and needs no log-weights; otherwise None."""
+        ...
 
     @property
-    def pointwise(self) -> bool: ...
+    def pointwise(self) -> bool:
+        """True if ``log_weight`` works on single tiles."""
+        ...
 
     @property
-    def looks_around(self) -> bool: ...
+    def looks_around(self) -> bool:
+        """True if weights depend on the candidates that other factors kept."""
+        ...
 
 
 class RowBlock(Protocol):
-    """One block of anchors: its tiles, the same at each call, in the order of their columns."""
+    """A block of anchors that yields its tiles: the same at each call, in the order of their columns."""
 
-    def tiles(self) -> Iterable[TileAndMask]: ...
+    def tiles(self) -> Iterable[TileAndMask]:
+        """Yield the tiles of the candidates, with their masks."""
+        ...
 
     def positives(self) -> Iterable[TileAndMask]:
-        """The anchors' own positives, and the candidates that were promoted to positives."""
+        """Yield tiles of the anchors' own positives and of candidates that are positives by label."""
         ...
 
 
 def weigh(factors: Sequence[Factor], tile: Tile, bounds: Sequence[Bounds]) -> Tensor:
-    """The log-weights of a tile, [r, c] or broadcastable to it; valid or not."""
+    """Compute the log-weights of a tile under a product of factors, [r, c] or broadcastable to it.
+
+    Args:
+        factors: The factors, at least one.
+        tile: The tile; its ``bound`` is ignored.
+        bounds: Finished bounds of each factor.
+
+    Returns:
+        The sum of the factors' log-weights, for valid and invalid candidates alike.
+    """
     total = factors[0].log_weight(tile.bounded(bounds[0]))
     for factor, bound in zip(factors[1:], bounds[1:], strict=True):
         total = total + factor.log_weight(tile.bounded(bound))
@@ -231,18 +289,30 @@ def weigh(factors: Sequence[Factor], tile: Tile, bounds: Sequence[Bounds]) -> Te
 
 
 class Reducer:
-    """How the bounds of one factor are found for a block of rows."""
+    """Strategy to compute the bounds of one factor for a block of rows; subclasses use kernels or shards."""
 
     def states(self, factors: Sequence[Factor], i: int, rows: Any, before: Sequence[Bounds]) -> dict[str, State]:
-        """The states of the bounds of factor i, given the bounds of the factors before it."""
+        """Return the states of the bounds of factor i, given the bounds of the factors before it."""
         return reduce_rows(factors[i].bounds(), rows, left_by(factors[:i], before))
 
     def finish(self, declared: Mapping[str, Bound], states: Mapping[str, State], rows: Any) -> Bounds:
+        """Turn the states into finished bounds."""
         return finish(declared, states)
 
 
 def find_bounds(factors: Sequence[Factor], blocks: Sequence[Any], reducer: Reducer = Reducer()) -> list[list[Bounds]]:
-    """For each block of rows, the bounds of every factor; without gradient. One pass for each factor that has some."""
+    """Find the bounds of every factor for each block of rows, without gradient.
+
+    This takes one pass over the tiles for each factor that has bounds.
+
+    Args:
+        factors: The factors of the product, in order.
+        blocks: Blocks of rows.
+        reducer: Computes the states of one block.
+
+    Returns:
+        For each block, the finished bounds of each factor.
+    """
     found: list[list[Bounds]] = [[] for _ in blocks]
     for i, factor in enumerate(factors):
         declared = factor.bounds()
@@ -255,7 +325,7 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Any], reducer: Reduc
         for rows, before in zip(blocks, found, strict=True):
             with torch.no_grad():
                 states.append(reducer.states(factors, i, rows, before))
-            if not batch:  # at once, so that the states of one block are held and not those of all
+            if not batch:  # finish at once, so that only one block's states are in memory
                 before.append(reducer.finish(declared, states.pop(), rows))
         if batch:
             _share_batch_scope(declared, states)
@@ -265,15 +335,22 @@ def find_bounds(factors: Sequence[Factor], blocks: Sequence[Any], reducer: Reduc
 
 
 def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
-    """The log-weights of a product over all candidates: the sweep of one tile, with gradient through the bounds.
+    """Compute the log-weights of a product over all candidates as one tile, with gradient through the bounds.
 
-    A factor without ``log_weight`` gets the whole rows that the factors before it left.
+    Factors that are not pointwise get whole rows with the candidates that the previous factors kept.
+
+    Args:
+        factors: The factors of the product, in order.
+        scores: Dense scores of b anchors.
+
+    Returns:
+        Log-weights [b, n]; NEVER for candidates that are not valid.
     """
     tile, valid, left = scores.tile(), scores.valid, scores.valid
     total: Tensor | None = None
     for factor in factors:
         allowed = factor.allows(tile)
-        if allowed is not None:  # a mask takes fewer operations than its log-weights
+        if allowed is not None:  # a mask needs fewer operations than log-weights
             left = valid = valid & allowed
             continue
         if total is not None and (factor.looks_around or not factor.pointwise):
@@ -286,7 +363,7 @@ def dense_weights(factors: Sequence[Factor], scores: Scores) -> LogWeights:
         total = log_w if total is None else total + log_w
     if total is None:
         total = tile.constant(0.0)
-    # Not masked_fill, which copies first.
+    # Not masked_fill, which copies its input first.
     return torch.where(valid, total, constant(torch.full, (), NEVER, dtype=total.dtype, device=total.device))
 
 
@@ -299,16 +376,23 @@ def _dense_bounds(factor: Factor, scores: Scores, tile: Tile, left: Tensor) -> B
     return finish(declared, states)
 
 
-Left = Callable[[Tile, Tensor], Tensor]
+Narrow = Callable[[Tile, Tensor], Tensor]
+"""Function of a tile and a mask [r, c] that returns a smaller mask."""
 
 
-def left_by(factors: Sequence[Factor], bounds: Sequence[Bounds]) -> Left:
-    """Which valid candidates these factors leave."""
+def left_by(factors: Sequence[Factor], bounds: Sequence[Bounds]) -> Narrow:
+    """Return a function that narrows a mask to the candidates that these factors keep."""
     return lambda tile, valid: valid & (weigh(factors, tile, bounds) != NEVER) if factors else valid
 
 
-def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Left) -> dict[str, State]:
-    """The merged states of a factor's bounds over the tiles of one block of rows."""
+def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Narrow) -> dict[str, State]:
+    """Reduce a factor's bounds over all tiles of one block of rows and merge the states.
+
+    Args:
+        declared: The bounds by name.
+        rows: The block of rows.
+        left: Function of a tile and its valid mask that returns the candidates to reduce over.
+    """
     states: dict[str, State] = {}
     for over in ("candidates", "positives"):
         some = {name: bound for name, bound in declared.items() if bound.over == over}
@@ -323,6 +407,7 @@ def reduce_rows(declared: Mapping[str, Bound], rows: RowBlock, left: Left) -> di
 
 
 def finish(declared: Mapping[str, Bound], states: Mapping[str, State]) -> Bounds:
+    """Finish all bounds of a factor in the order they were declared; detach those without gradient."""
     finished: dict[str, Any] = {}
     for name, bound in declared.items():
         value = bound.finish(states[name], finished)
@@ -331,13 +416,14 @@ def finish(declared: Mapping[str, Bound], states: Mapping[str, State]) -> Bounds
 
 
 def _detached(value: Any) -> Any:
-    """Without gradient, as in a streamed loss: a tensor, or a tuple of them."""
+    """Detach a tensor, or a tuple of tensors, as a streamed loss would."""
     if isinstance(value, tuple):
         return tuple(_detached(each) for each in value)
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _share_batch_scope(declared: Mapping[str, Bound], states: list[dict[str, State]]) -> None:
+    """Merge bounds of batch scope over all blocks, so that every block has the same state."""
     for name, bound in declared.items():
         if bound.scope == "batch":
             total = states[0][name]

@@ -1,4 +1,8 @@
-"""How hard, how false and how many the negatives really are."""
+"""Diagnostics of a batch: how hard the negatives are, how many are false, and how many effectively take part.
+
+``diagnose`` computes a ``Diagnosis`` of dense scores and log-weights. ``ContrastiveLoss.diagnose`` and the run records
+of ``hardneg train`` use it.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +21,47 @@ from hardneg.core.types import NEVER, LogWeights, PerAnchor, Scores, with_suppor
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What q does to each anchor. NaN where a question has no answer: no negative, or no labels."""
+    """Effect of the distribution q of the negatives on each anchor; values are [b] unless noted.
+
+    NaN marks values that are undefined, because the anchor has no negative or there are no labels.
+    """
 
     hardness: PerAnchor
-    """Mean plain similarity of the negatives under q."""
+    """Mean similarity of the negatives under q; without the temperature."""
     uniform_hardness: PerAnchor
-    """The same with equal weights for all valid candidates: the baseline of hardness."""
+    """Mean similarity with equal weights for all valid candidates: the baseline for ``hardness``."""
     effective_number: PerAnchor
-    """1 / sum q^2: how many equal negatives would be as concentrated."""
+    """1 / sum q^2: the number of equally weighted negatives that would be as concentrated as q."""
     false_negatives: PerAnchor
-    """Share of q on candidates with the anchor's label; NaN without labels."""
+    """False-negative rate: share of q on candidates with the anchor's label; NaN without labels."""
     attracted: PerAnchor
     """Share of the negatives that the loss pulls closer instead of pushing away."""
     effective_temperature: PerAnchor
-    """Temperature / (1 + beta), beta being the slope of the log-weights over the scores; NaN where beta is -1 or less,
-    so that easy negatives weigh more than any temperature would have them."""
+    """Temperature / (1 + beta), where beta is the slope of the log-weights over the scores: the temperature of plain
+    InfoNCE with similar gradients. NaN where beta <= -1, when easy negatives weigh more than at any temperature."""
     clamped: Annotated[Tensor, "b p"]
-    """Where the debiased mean was floored."""
+    """True where the debiased mean was replaced by its lower bound, so that the pair's negatives get no gradient."""
     real_pairs: Annotated[Tensor, "b p"]
-    """Pairs that cost something: a valid positive, and an anchor with a negative."""
+    """True for pairs that contribute to the loss: a real positive, and an anchor with a negative."""
     empty: PerAnchor
-    """Anchors without a negative."""
+    """True for anchors without a negative."""
     no_positive: PerAnchor
-    """Anchors without a positive."""
+    """True for anchors without a positive."""
     no_direction: PerAnchor
-    """Anchors at similarity 0 with everything: their vector is zero, and gets no gradient."""
+    """True for anchors with similarity 0 to everything: their vector is zero and gets no gradient."""
 
     def summary(self) -> dict[str, float]:
-        """The mean of each over the anchors for which it is defined; of ``clamped``, over the real pairs."""
+        """Return the mean of each field over the anchors for which it is defined (``clamped``: over the real pairs)."""
         means = {field.name: getattr(self, field.name).double().nanmean().item() for field in fields(self)}
         return means | {"clamped": self.clamped_share()}
 
     def clamped_share(self) -> float:
+        """Return the share of real pairs whose debiased mean is at its lower bound."""
         return float(self.clamped.sum() / self.real_pairs.sum().clamp(min=1))
 
 
 def joined(parts: list[Diagnosis]) -> Diagnosis:
-    """The diagnosis of all anchors from those of blocks of them."""
+    """Concatenate the diagnoses of consecutive blocks of anchors."""
     if len(parts) == 1:
         return parts[0]
     return Diagnosis(
@@ -62,17 +70,29 @@ def joined(parts: list[Diagnosis]) -> Diagnosis:
 
 
 def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> Diagnosis:
-    """How hard, how false and how many the negatives of each anchor are.
+    """Measure how hard the negatives of each anchor are, how many are false, and how many effectively take part.
 
-    The gradient of the weights, where there is one, shows which negatives are attracted; on tensors without a graph
-    the weights are taken to follow the scores, as HCL's do, unless they do not change with them.
+    If the scores carry a graph, the gradient shows which negatives are attracted. Otherwise the weights are assumed to
+    follow the scores linearly in log-space, as HCL's do; constant weights give slope 0.
 
-    >>> from hardneg import Tilt, two_views
-    >>> z = torch.nn.functional.normalize(torch.randn(8, 4), dim=-1)
-    >>> scores = two_views(z, z, temperature=0.5)
-    >>> diagnosis = diagnose(scores, Tilt(1.0).log_weights(scores))
-    >>> round(diagnosis.summary()["effective_temperature"], 4)
-    0.25
+    Args:
+        scores: Scores of b anchors with p positives and n candidates.
+        log_w: Log-weights of the negatives, [b, n].
+        tau_plus: Share of false negatives that the loss corrects for, in [0, 1).
+
+    Returns:
+        A ``Diagnosis``; its ``summary()`` has one number per field.
+
+    Raises:
+        ArgumentError: If the shape of ``log_w`` does not match the candidates.
+
+    Example:
+        >>> from hardneg import Tilt, two_views
+        >>> z = torch.nn.functional.normalize(torch.randn(8, 4), dim=-1)
+        >>> scores = two_views(z, z, temperature=0.5)
+        >>> diagnosis = diagnose(scores, Tilt(1.0).log_weights(scores))
+        >>> round(diagnosis.summary()["effective_temperature"], 4)
+        0.25
     """
     base.check_shape("diagnose", scores, log_w)
     repulsion = _repulsion(scores, log_w)
@@ -108,7 +128,10 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
 
 
 def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
-    """The gradient of log E_q[e^s] by each candidate's score, through the weights if they carry one."""
+    """Return the gradient of log E_q[e^s] by each candidate's score, [b, n], including that through the weights.
+
+    None if the scores carry no graph.
+    """
     if not (torch.is_grad_enabled() and scores.candidates.requires_grad):
         return None
     total = log_expect_exp(scores.candidates, log_w)
@@ -122,7 +145,7 @@ def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:
 
 
 def _slope(candidates: Tensor, log_w: Tensor) -> Tensor:
-    """Least-squares slope of log w over s on q's support: beta for a tilt, 0 for a mask."""
+    """Return the least-squares slope of log w over s on q's support, [b]: beta for a tilt, 0 for a mask."""
     on = (log_w != NEVER).to(candidates.dtype)
     count = on.sum(-1, keepdim=True).clamp(min=1.0)
     s, w = (torch.where(on > 0, values, 0.0) for values in (candidates, log_w))

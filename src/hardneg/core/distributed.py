@@ -1,12 +1,12 @@
-"""Many ranks as one; nothing else in the library knows of ranks.
+"""Distributed training: make several ranks behave like one process; no other module deals with ranks.
 
-The backward pass of a gather adds the gradients that all ranks have for a row. With the averaging of gradients that
-DistributedDataParallel does, each of these gives the value and the gradient of one process with the whole batch:
+The backward pass of a gather adds the gradients that all ranks have for a row. Together with DistributedDataParallel,
+which averages gradients, both of these give the value and the gradient of one process with the whole batch:
 
-    gather                       a loss of all gathered rows on every rank: what the losses with state need
+    gather                       a loss over all gathered rows on every rank: required by losses with state
     gathered, mean_over_ranks    the loss of each rank's own anchors against the candidates of all ranks
 
-With the second, a rank compares its b anchors with n candidates and does 1 / ranks of the work.
+The second does 1 / ranks of the work: a rank compares its b anchors with all n candidates.
 """
 
 from __future__ import annotations
@@ -28,29 +28,37 @@ _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-"""Of vectors and tags, in an order that is the same on every rank."""
+"""Dtypes that vectors and tags may have; a dtype is sent to other ranks as its index."""
 
 
 def several_ranks() -> bool:
+    """Return True if torch.distributed is initialised with more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def gather(keys: Keys) -> Keys:
-    """The keys of all ranks, in the order of the ranks, with gradient to every row; any number of rows per rank.
+    """Gather the keys of all ranks in the order of the ranks, with gradient to every row.
 
-    Without torch.distributed, or with one rank, the keys themselves.
+    Ranks may have different numbers of rows. Without torch.distributed, or with one rank, returns ``keys`` itself.
 
-    >>> keys = Keys(torch.eye(2))
-    >>> gather(keys) is keys
-    True
+    Raises:
+        ArgumentError: On every rank, if features, tags or dtypes differ between ranks.
+
+    Example:
+        >>> keys = Keys(torch.eye(2))
+        >>> gather(keys) is keys
+        True
     """
     return keys.mapped(_Ranks(_sizes(keys)).rows) if several_ranks() else keys
 
 
 def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False) -> Pairing:
-    """Each rank's anchors against the candidates of all ranks; or, if ``anchors``, those of all ranks, too.
+    """Replace the candidates of a pairing by those of all ranks.
 
-    Without ``candidates`` those that the anchors share stand as they are: a queue that is the same on all ranks.
+    Args:
+        pairing: Anchors and candidates of this rank.
+        candidates: Gather the shared candidates. False keeps them, for a queue that is identical on all ranks.
+        anchors: Gather the anchors and their positives as well.
     """
     if not several_ranks():
         return pairing
@@ -82,24 +90,33 @@ def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False
 
 
 def of_first_rank(tensor: Tensor) -> Tensor:
-    """The tensor, in place, as the first rank has it: for what rounding may make different on each."""
+    """Overwrite the tensor with that of the first rank, for values that rounding may make different on each rank."""
     if several_ranks():
         dist.broadcast(tensor, src=0)
     return tensor
 
 
 def spread(encode: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """``encode(rows)``, of which each rank computes a part and has the whole; the rows are the same on all ranks."""
+    """Compute ``encode(rows)`` by letting each rank encode a part, and gather the result on every rank.
+
+    Args:
+        encode: Function that returns one vector for each row.
+        rows: The rows, identical on all ranks.
+    """
     if not several_ranks() or len(rows) < dist.get_world_size():
         return encode(rows)
     return gather(Keys(encode(rows.tensor_split(dist.get_world_size())[dist.get_rank()]))).vectors
 
 
 def mean_over_ranks(mean: Tensor, number: int) -> Tensor:
-    """The mean over all ranks of what each has ``number`` of, from its own mean.
+    """Average over all ranks, weighted by the number of values on each.
 
-    The value is the same on all ranks; the gradient is that of the own part, times the number of ranks: what
-    DistributedDataParallel divides by.
+    The value is the same on all ranks. The gradient is that of this rank's part times the number of ranks, because
+    DistributedDataParallel divides by that number.
+
+    Args:
+        mean: Mean of this rank's values.
+        number: Number of this rank's values.
     """
     if not several_ranks():
         return mean
@@ -111,7 +128,7 @@ def mean_over_ranks(mean: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Ranks:
-    """How many rows each rank has, in so many views one after the other."""
+    """Number of rows on each rank, where the rows consist of ``views`` views, one after the other."""
 
     sizes: list[int]
     views: int = 1
@@ -121,7 +138,7 @@ class _Ranks:
         return sum(self.sizes[: dist.get_rank()])
 
     def rows(self, rows: Tensor) -> Tensor:
-        """In the order of one process: the first view of all ranks, then the second."""
+        """Gather rows in the order that one process would have: the first view of all ranks, then the second."""
         every: Tensor = _GatherRows.apply(rows, self)  # type: ignore[no-untyped-call]
         if self.views == 1:
             return every
@@ -132,7 +149,7 @@ class _Ranks:
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ranks: _Ranks) -> Tensor:
-        """Padded to the longest, because not every backend gathers different sizes."""
+        """Pad to the longest rank before gathering, because not every backend gathers different sizes."""
         ctx.ranks = ranks
         padded = rows.new_zeros(max(ranks.sizes), *rows.shape[1:])
         padded[: len(rows)] = rows.detach()
@@ -149,7 +166,10 @@ class _GatherRows(torch.autograd.Function):
 
 
 def _sizes(keys: Keys) -> list[int]:
-    """The number of rows of each rank. Raises on all of them where they differ in more: the collectives would hang."""
+    """Return the number of rows of each rank.
+
+    Raises on all ranks if anything else differs between them, since the collectives would hang.
+    """
     tags = (keys.ids, keys.labels, keys.clusters)
     shapes = [len(keys.vectors), keys.dim, *(0 if tag is None else tag.ndim for tag in tags)]
     kinds = [_number_of(None if one is None else one.dtype) for one in (keys.vectors, *tags)]
@@ -171,12 +191,12 @@ def _sizes(keys: Keys) -> list[int]:
 
 
 def _number_of(dtype: torch.dtype | None) -> int:
-    """The same on every rank."""
+    """Return the index of a dtype, which is the same on every rank."""
     return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
 
 
 def _apart(keys: Keys, begin: int, given: bool) -> Keys:
-    """Rows that were numbered on each rank get numbers that no other rank has."""
+    """Give rows that were numbered on each rank ids that no other rank has."""
     if keys.ids is None:
         return keys
     numbered = keys.ids >= NUMBERED if given else torch.ones_like(keys.ids, dtype=torch.bool)

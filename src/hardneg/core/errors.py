@@ -1,7 +1,9 @@
-"""Errors with fields, warnings that appear once, and the checks of arguments.
+"""Errors with fields, warnings that appear once, and checks of arguments.
 
-Every error says who needs what, what it got and what fixes it, in one sentence made from its fields. Code looks at
-the class and the fields, never at the sentence.
+Every error stores who needs what, what was passed instead and how to fix it, and builds one sentence from these fields.
+Code and tests match the class and the fields, never the sentence. Read ``HardnegError`` first; its subclasses follow,
+then the ``check_*`` functions that constructors call. This module does not import torch, so that the command line
+starts quickly.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from typing import Any, Self
 
 from hardneg.core.text import printable
 
-_warned: set[str] = set()
+_warned: set[str] = set()  # keys of the warnings that have been shown
 _tensors_too: ContextVar[bool] = ContextVar("tensors_too", default=False)
 
 
 class HardnegWarning(UserWarning):
-    """Something that hurts training and has a fix, which the message names; ``kind`` is the same for the like."""
+    """A problem that hurts training, with its fix in the message.
+
+    Attributes:
+        kind: Category of the warning, the same for all warnings of the same cause.
+    """
 
     def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)
@@ -33,44 +39,60 @@ class HardnegWarning(UserWarning):
 
 
 class MiningWarning(HardnegWarning):
-    """About what hn.mine was given: vectors of different norms, too few positives, or too few documents for k."""
+    """A problem with the inputs of hn.mine: vectors of different norms, few positives, or few documents for k."""
 
 
 def warn_once(key: str, message: str) -> None:
-    """Warns unless the key did before; what stands before a colon in it is the kind of the warning."""
+    """Issue a HardnegWarning unless one with the same key was issued before.
+
+    Args:
+        key: Identifies the warning; the part before a colon becomes its ``kind``.
+        message: What is wrong and how to fix it.
+    """
     if key not in _warned:
         _warned.add(key)
         warnings.warn(HardnegWarning(message, key.partition(":")[0]), stacklevel=3)
 
 
 def forget_warnings() -> None:
-    """Lets every warning appear again, for tests and notebooks."""
+    """Let every warning appear again, for tests and notebooks."""
     _warned.clear()
 
 
 class HardnegError(Exception):
-    """``who`` needs ``what``, got ``got``; ``fix``.
+    """Base class of all errors, with fields and one sentence made from them.
 
-    >>> str(HardnegError("mine", "a corpus", got="corpus=None", fix="pass --corpus FILE"))
-    'mine needs a corpus, got corpus=None; pass --corpus FILE.'
+    The sentence is ``{who} needs {what}, got {got}; {fix}.`` Subclasses also derive from the matching builtin, such as
+    ValueError.
+
+    Attributes:
+        who: Function, class or file that reports the problem.
+        what: What it needs.
+        got: What it got instead, or None.
+        fix: What to do about it, or None.
+
+    Example:
+        >>> str(HardnegError("mine", "a corpus", got="corpus=None", fix="pass --corpus FILE"))
+        'mine needs a corpus, got corpus=None; pass --corpus FILE.'
     """
 
     where: str | None = None
+    """Place to print before the sentence, such as a flag; set by ``within``."""
 
     def __init__(self, who: str, what: str, got: str | None = None, fix: str | None = None) -> None:
         self.who, self.what, self.got, self.fix = who, what, got, fix
-        Exception.__init__(self, who, what, got, fix)  # not super(): an OSError would take them for its own fields
+        Exception.__init__(self, who, what, got, fix)  # not super(): OSError would read them as errno and strerror
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, vars(self)  # all fields, so that the error survives pickling
 
     def within(self, where: str) -> Self:
-        """The same error with the place where it happened before its sentence, as in ``hcl(), seed 1: ...``."""
+        """Return this error with a place added before its sentence, as in ``hcl(), seed 1: ...``."""
         self.where = where if self.where is None else f"{where}: {self.where}"
         return self
 
     def __str__(self) -> str:
-        sentence = self._sentence().removesuffix(".") + "."  # one that ends with another error has its full stop
+        sentence = self._sentence().removesuffix(".") + "."  # a sentence that ends with another error has one already
         return sentence if self.where is None else f"{self.where}: {sentence}"
 
     def _sentence(self) -> str:
@@ -83,7 +105,7 @@ class HardnegError(Exception):
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Puts a place, such as the flag of an option, before the sentence of an error that the block raises."""
+    """Add a place, such as the flag of an option, to any HardnegError raised in the block."""
     try:
         yield
     except HardnegError as error:
@@ -91,20 +113,33 @@ def located(where: str) -> Iterator[None]:
 
 
 class ArgumentError(HardnegError, ValueError):
-    """A value that cannot mean anything here."""
+    """An argument that is invalid or does not fit the other arguments."""
 
 
 class UnknownName(ArgumentError):
-    """A name that is none of the ``known`` ones, with the ``nearest`` of them.
+    """A name that does not exist, with the closest existing one.
 
-    >>> str(UnknownName("epocs", ["epochs", "seed"]))
-    "'epocs' is not known. Did you mean epochs? Known: epochs, seed."
+    Attributes:
+        name: The unknown name.
+        known: All valid names.
+        nearest: The most similar valid name, or None.
+
+    Example:
+        >>> str(UnknownName("epocs", ["epochs", "seed"]))
+        "'epocs' is not known. Did you mean epochs? Known: epochs, seed."
     """
 
     def __init__(
         self, name: str, known: Iterable[str], place: str = "", usage: Mapping[str, str] | None = None
     ) -> None:
-        """``place`` says where, as in "Known in run.yaml: ..."; ``usage`` how each known name is used."""
+        """Store the name and find the closest known one.
+
+        Args:
+            name: The unknown name.
+            known: All valid names.
+            place: Where they are valid, as in "Known in run.yaml: ...".
+            usage: A sentence on how to use each name; that of the closest one is shown.
+        """
         self.name, self.known, self.place = name, list(known), place
         self.nearest = next(iter(difflib.get_close_matches(name, self.known, n=1)), None)
         self.usage = (usage or {}).get(self.nearest or "")
@@ -119,19 +154,23 @@ class UnknownName(ArgumentError):
 
 
 class GrammarError(ArgumentError):
-    """An expression that the grammar cannot read."""
+    """An expression that the grammar cannot parse."""
 
 
 class NotFinite(HardnegError, ValueError):
-    """NaN or infinity where numbers are needed."""
+    """NaN or infinity where finite numbers are needed."""
 
 
 class MissingExtra(HardnegError, ImportError):
-    """A package that an extra of hardneg installs is not installed."""
+    """A required package is not installed; the fix names the extra of hardneg that installs it."""
 
 
 class FileError(HardnegError, ValueError):
-    """A file that cannot be used, with its ``path``."""
+    """A file that cannot be used.
+
+    Attributes:
+        path: The file.
+    """
 
     def __init__(self, who: str, what: str, path: Path | str, got: str | None = None, fix: str | None = None) -> None:
         super().__init__(who, what, got, fix)
@@ -144,11 +183,11 @@ class FileError(HardnegError, ValueError):
 
 
 class NoFile(FileError, FileNotFoundError):
-    """A file or folder that is not there."""
+    """A file or folder that does not exist."""
 
 
 class Damaged(FileError):
-    """A stored file whose content is not what was written: its checksum differs or it cannot be read."""
+    """A stored file that cannot be read, or whose checksum differs."""
 
     def _sentence(self) -> str:
         got = f" ({self.got})" if self.got else ""
@@ -156,18 +195,23 @@ class Damaged(FileError):
 
 
 class InUse(FileError):
-    """Another process works on the same output."""
+    """Another process is writing to the same output."""
 
     def _sentence(self) -> str:
         return f"{self.who}: {self.path} is in use by another process{self._then()}."
 
 
 class DataChanged(HardnegError, ValueError):
-    """The data is not the data that a run or job was begun with."""
+    """The data differs from the data that the run or job was started with."""
 
 
 class NotWritten(HardnegError, OSError):
-    """A file could not be written, with its ``path`` and the ``errno`` of the system; what was there is unchanged."""
+    """A file could not be written; any existing version is unchanged.
+
+    Attributes:
+        path: The file.
+        errno: Error number of the operating system, if there is one.
+    """
 
     def __init__(self, path: Path | str, number: int | None, reason: str, fix: str | None = None) -> None:
         super().__init__(str(path), "to be written", reason, fix)
@@ -175,14 +219,15 @@ class NotWritten(HardnegError, OSError):
         self.args = (str(path), number, reason, fix)
 
     def _sentence(self) -> str:
-        return f"{self.path} could not be written ({self.got}); what was there before is unchanged{self._then()}."
+        return f"{self.path} could not be written ({self.got}); any existing file is unchanged{self._then()}."
 
 
 class DiskFull(NotWritten):
-    """The disk is full."""
+    """A file could not be written because the disk is full."""
 
 
 _flags: ContextVar[Mapping[str, Mapping[str, str]] | None] = ContextVar("flags", default=None)
+"""Flag of each argument of each caller, while the command line runs."""
 
 
 @contextmanager
@@ -195,64 +240,98 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def flags_in_errors(flags: Mapping[str, Mapping[str, str]]) -> AbstractContextManager[None]:
-    """Inside, errors of these callers name their arguments as the command line does: {"mine": {"k": "-k"}}."""
+    """Show arguments in errors as command line flags inside the block.
+
+    Args:
+        flags: Flag of each argument of each caller: {"mine": {"k": "-k"}}.
+    """
     return _set(_flags, flags)
 
 
 def spelled(who: str, name: str) -> str:
-    """An argument as its user writes it: ``near_positive``, or ``--near-positive`` on the command line."""
+    """Return an argument as the user writes it: ``near_positive``, or ``--near-positive`` on the command line."""
     return (_flags.get() or {}).get(who, {}).get(name, name)
 
 
 def written(who: str, name: str, value: Any) -> str:
-    """An argument with its value: ``draw='top'``, or ``--draw top`` on the command line."""
+    """Return an argument with its value: ``draw='top'``, or ``--draw top`` on the command line."""
     flag = spelled(who, name)
     return f"{name}={value!r}" if flag == name else f"{flag} {value}"
 
 
 def argument_error(who: str, what: str, name: str, value: Any, fix: str | None = None) -> ArgumentError:
+    """Create an ArgumentError for one argument, written as the user wrote it.
+
+    Args:
+        who: Function or class that checks the argument.
+        what: What it needs.
+        name: Name of the argument.
+        value: The value that was passed.
+        fix: What to do about it.
+    """
     return ArgumentError(who, what, written(who, name, value), fix)
 
 
+# Packages whose name on PyPI differs from the module's.
 _packages = {"PIL": "Pillow", "faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def optional(module: str, who: str, extra: str) -> Any:
-    """A module that only an extra installs; without it, an error that names the extra."""
+    """Import a module that an extra installs.
+
+    Args:
+        module: Dotted name of the module.
+        who: Function or class that needs it.
+        extra: Name of the extra of hardneg.
+
+    Raises:
+        MissingExtra: If the package is not installed.
+    """
     try:
-        importlib.import_module(module.partition(".")[0])  # so that a part of it that lingers does not hide its absence
+        # The parent first: a submodule that is still in sys.modules must not hide that the package is missing.
+        importlib.import_module(module.partition(".")[0])
         return importlib.import_module(module)
     except ImportError:
         raise missing_extra(who, module, extra) from None
 
 
 def missing_extra(who: str, module: str, extra: str) -> MissingExtra:
+    """Create the error for a missing package, with the pip command that installs it."""
     name = module.split(".")[0]
     package = _packages.get(name, name.replace("_", "-"))
     return MissingExtra(who, package, fix=f"pip install 'hardneg[{extra}]'")
 
 
 def check_kind(who: str, name: str, value: Any, kind: type, what: str) -> None:
-    """Raises unless the value is of this kind; a flag is not a whole number."""
+    """Raise ArgumentError unless the value is an instance of ``kind``; True and False are not accepted as int."""
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise argument_error(who, what, name, value)
 
 
 def check_callable(who: str, name: str, value: Any, what: str) -> None:
+    """Raise ArgumentError unless the value can be called."""
     if not callable(value):
         raise argument_error(who, what, name, value)
 
 
 def check_range(who: str, name: str, value: Any, low: float, high: float, *, open_high: bool = False) -> None:
-    """Raises unless ``low <= value <= high`` (or ``< high``); what is not yet a number, like a schedule, passes.
+    """Raise ArgumentError unless ``low <= value <= high``.
 
-    So does a tensor, except inside ``tensors_checked()``.
+    Schedules pass, since their numbers are not known yet. Tensors pass too, except inside ``tensors_checked()``.
+
+    Args:
+        who: Function or class that checks the argument.
+        name: Name of the argument.
+        value: Number, tensor or schedule.
+        low: Smallest valid value.
+        high: Largest valid value.
+        open_high: Exclude ``high`` itself.
     """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise argument_error(who, "a number", name, value)
     if isinstance(value, Real):
         numbers = [float(value)]
-    elif _tensors_too.get() and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # no torch for help
+    elif _tensors_too.get() and hasattr(value, "is_meta") and value.numel() and not value.is_meta:  # without torch
         numbers = [value.detach().amin().item(), value.detach().amax().item()]
     else:
         return
@@ -263,25 +342,31 @@ def check_range(who: str, name: str, value: Any, low: float, high: float, *, ope
 
 
 def tensors_checked() -> AbstractContextManager[None]:
-    """Inside, ``check_range`` looks into tensors, which waits for a GPU: for constructors, not for steps."""
+    """Let ``check_range`` inspect tensors inside the block.
+
+    This synchronises with a GPU, so it is meant for constructors and not for training steps.
+    """
     return _set(_tensors_too, True)
 
 
 def check_among(who: str, name: str, value: Any, known: Sequence[str]) -> None:
-    """Raises unless the value is one of the known ones."""
+    """Raise ArgumentError unless the value is one of the known ones."""
     if value not in known:
         raise argument_error(who, f"{spelled(who, name)} to be one of {', '.join(known)}", name, value)
 
 
 def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
-    """The value as an int; raises unless it is a whole number of at least this. One of numpy or torch is, a flag not.
+    """Return the value as an int; raise ArgumentError unless it is a whole number of at least ``least``.
 
-    >>> import numpy as np
-    >>> check_count("mine", "k", np.int64(5))
-    5
+    Integers of numpy and torch are accepted; True and False are not.
+
+    Example:
+        >>> import numpy as np
+        >>> check_count("mine", "k", np.int64(5))
+        5
     """
     number = value
-    # An int first, and alone in a compiled graph; torch counts a tensor of True as 1.
+    # isinstance first: it is all that a compiled graph evaluates. A tensor of True would pass as 1.
     if not isinstance(value, int) and not str(getattr(value, "dtype", "")).endswith("bool"):
         with suppress(TypeError):
             number = index(value)
@@ -292,7 +377,7 @@ def check_count(who: str, name: str, value: Any, least: int = 1) -> int:
 
 
 def check_seed(who: str, seed: Any) -> int:
-    """The seed as an int; raises unless it is a whole number of 64 bits, negative ones included."""
+    """Return the seed as an int; raise ArgumentError unless it fits 64 bits. Negative seeds are valid."""
     number = check_count(who, "seed", seed, least=-(2**63))
     if number >= 2**63:
         raise argument_error(who, f"{spelled(who, 'seed')} below 2**63", "seed", number)
@@ -300,6 +385,13 @@ def check_seed(who: str, seed: Any) -> int:
 
 
 def check_counts(who: str, owner: Any, *names: str, least: int = 1) -> None:
-    """The same for fields of a frozen dataclass, which are plain ints afterwards, as its repr and JSON need them."""
+    """Apply ``check_count`` to fields of a frozen dataclass and store plain ints, which its repr and JSON need.
+
+    Args:
+        who: Function or class that checks the fields.
+        owner: The dataclass instance.
+        names: Names of the fields.
+        least: Smallest valid value.
+    """
     for name in names:
         object.__setattr__(owner, name, check_count(who, name, getattr(owner, name), least))

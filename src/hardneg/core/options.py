@@ -1,4 +1,8 @@
-"""Options that are declared once: a field of a dataclass with its help, bounds and flags; light, for ``--help``."""
+"""Options declared once, as dataclass fields with help, bounds and flags.
+
+``hardneg.cli.flags`` turns the fields into command line flags, and configuration files use their names. This module
+does not import torch, so that ``--help`` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +20,51 @@ def option(
     high: float | None = None,
     among: Any = None,
 ) -> Any:
-    """A field that becomes a flag and a name in files; ``REQUIRED`` as default makes it needed."""
+    """Declare a field that is a command line flag and a key of configuration files.
+
+    Args:
+        default: Default value; ``REQUIRED`` if the user must set it.
+        help: Help text.
+        panel: Title of the group of flags in ``--help``.
+        flags: Spellings on the command line, such as "-k"; ``--name`` by default.
+        low: Smallest valid value.
+        high: Largest valid value.
+        among: The valid values.
+    """
     rules = {"help": help, "panel": panel, "flags": flags, "low": low, "high": high, "among": among}
     return field(default=default, metadata=rules)
 
 
 def flag_of(name: str, rules: Mapping[str, Any]) -> str:
-    """An option as the command line writes it: ``-k``, ``--near-positive``."""
+    """Return the flag of an option: ``-k``, ``--near-positive``.
+
+    Example:
+        >>> flag_of("near_positive", {}), flag_of("k", {"flags": ("-k",)})
+        ('--near-positive', '-k')
+    """
     return str(next(iter(rules.get("flags") or ()), f"--{name.replace('_', '-')}"))
 
 
 def argument(help: str, default: Any = MISSING) -> Any:
-    """A field that the command line takes without a flag; needed if it has no default."""
+    """Declare a field that is a positional argument on the command line; required if it has no default."""
     return field(default=default, metadata={"help": help, "argument": True})
 
 
 def part(name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None) -> dict[str, Any]:
-    """The metadata of a field that is itself such a dataclass: its fields (or only these) are flags under this name."""
+    """Return the metadata of a field that is itself a dataclass of options.
+
+    Args:
+        name: Pattern of the flags' names; ``{}`` stands for the name of the inner field.
+        only: Names of the inner fields to include; all by default.
+        panel: Title of the group of flags in ``--help``.
+    """
     return {"part": name, "only": only, "panel": panel}
 
 
 def make_plain(options: Any) -> None:
-    """Numbers of numpy and torch among the fields of a frozen dataclass become Python's, which files can hold.
+    """Convert 0-dimensional numpy and torch values of a frozen dataclass to Python numbers, which files can store.
 
-    Not those with a gradient, which an option cannot pass on.
+    Tensors that require a gradient are left alone.
     """
     for name, value in list(vars(options).items()):
         if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):
@@ -47,3 +72,4 @@ def make_plain(options: Any) -> None:
 
 
 REQUIRED = MISSING
+"""Default of an option that the user must set."""

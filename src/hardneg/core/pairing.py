@@ -1,8 +1,11 @@
-"""Who meets whom: anchors, their positives and their candidates as vectors with tags. No [b, n] is made here.
+"""Pairings: anchors with their positives and pools of candidates, as vectors with tags, before they are compared.
 
-``scores()`` gives the dense matrices; ``tile()`` a block of them. Vectors are taken as given unless ``normalize``;
-scores are float32 or wider, also under autocast and for half precision inputs. An infinite feature is treated as NaN,
-so that it cannot hide in a finite loss.
+No [b, n] matrix is created here. ``Pairing.tile`` computes one block of scores; ``scoring.dense`` computes all of them.
+``hardneg.core.views`` builds pairings from batches and pools. Read ``Pairing`` first, then ``TileContext.masked``,
+which decides which candidates can be negatives, and the ``check_*`` functions at the end.
+
+Vectors are used as passed unless ``normalize`` is set. Scores are float32 or wider, also under autocast and for half
+precision inputs. An infinite feature becomes NaN, so that it cannot hide in a finite loss.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from hardneg.core.tiles import Tags, Tile, other_id
 from hardneg.core.types import Keys
 
 Rows = slice | Annotated[Tensor, "r"]
-"""Some anchors: neighbours, or their numbers."""
+"""Some of the anchors: a slice, or their indices."""
 
 
 class Cut(NamedTuple):
-    """Columns ``low`` to ``high - 1`` of one pool, which are ``offset + low`` ... of all candidates."""
+    """A block of columns: ``low`` to ``high - 1`` of one pool, which start at ``offset + low`` among all candidates."""
 
     pool: int
     low: int
@@ -34,14 +37,20 @@ class Cut(NamedTuple):
     offset: int
 
     def of(self, vectors: Tensor, rows: Rows) -> Tensor:
-        """Return these columns of vectors that all anchors share, or that are private to each, of these rows."""
-        if self.low == 0 and self.high == vectors.shape[-2]:  # a slice, even of everything, has a backward operation
+        """Return these columns of shared vectors, [c, d], or of vectors private to the given rows, [r, c, d]."""
+        if self.low == 0 and self.high == vectors.shape[-2]:  # even a full slice adds an operation to the backward pass
             return some_rows(vectors, rows) if vectors.ndim == 3 else vectors
         return vectors[rows, self.low : self.high] if vectors.ndim == 3 else vectors[self.low : self.high]
 
 
 class MaskedTile(NamedTuple):
-    """A tile, which of its candidates may be negatives, and which were promoted to positives by their label."""
+    """A tile with its masks.
+
+    Attributes:
+        tile: The scores, [r, c], with tags.
+        valid: True for candidates that may be negatives, [r|1, c].
+        promoted: True for candidates that are positives by their label; None without ``label_positives``.
+    """
 
     tile: Tile
     valid: Annotated[Tensor, "b n"]
@@ -50,9 +59,14 @@ class MaskedTile(NamedTuple):
 
 @dataclass(eq=False)
 class TileContext:
-    """Everything about a tile except its scores: the tags of some anchors and some candidates.
+    """The inputs of a tile besides its scores: the tags of a block of anchors and a block of candidates.
 
-    ``masked`` is the one place that decides which candidates of a batch or pool are never negatives.
+    Fields that are not listed are those of ``Tile`` and ``Pairing``. ``masked`` is the only place that decides which
+    candidates of a batch or pool are never negatives.
+
+    Attributes:
+        guide: Similarities under the second model, [r, c], or None.
+        positive_ids: Ids of the first positives, [r], of the second positives, and so on.
     """
 
     anchor_tags: Tags
@@ -69,8 +83,12 @@ class TileContext:
     def masked(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> MaskedTile:
         """Return the tile of these scores with its masks.
 
-        Never negatives: candidates with the anchor's id or the id of one of its positives, and, with
+        Never negatives are candidates with the anchor's id or the id of one of its positives and, with
         ``label_positives``, those with the anchor's label (unless ``same_label_negatives``).
+
+        Args:
+            s: Scores, [r, c].
+            temperature: Number or tensor ([] or [r, 1]) by which similarities were divided.
         """
         tile = Tile(
             s,
@@ -96,13 +114,23 @@ class TileContext:
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """Anchors [b, d], positives [b, p, d], and pools of candidates, shared [n, d] or private [b, k, d].
+    """Anchors, positives and pools of candidates that are not compared yet.
 
-    ``label_positives``: candidates of the anchor's label are positives too, and no longer negatives unless
-    ``same_label_negatives``. ``guide``: the same pairs under another model. ``normalize``: vectors are brought to unit
-    norm before they are compared. ``num_views``: 2 or more where anchors and ``positives`` are so many views of a
-    batch, one after the other, and an anchor's positives the other views of its row (see ``own``); 1 where the
-    positives are the first rows of the first pool. ``ready``: vectors are float32 or wider and hold no infinities.
+    Attributes:
+        anchors: Keys [b, d].
+        positives: Keys [b, d] or [b, p, d]. If ``num_views`` is 2 or more, the batch of all views instead; see ``own``.
+        candidates: Pools, each [n, d] shared by all anchors or [b, k, d] private.
+        temperature: Number, scalar tensor, or tensor [b, 1] with one temperature per anchor.
+        positive_mask: True for real positives, [b, p]; None if all are real.
+        ids_given: False if the rows of the batch were only numbered to tell them apart.
+        label_positives: Candidates with the anchor's label are positives too, and no longer negatives.
+        same_label_negatives: With ``label_positives``, keep those candidates among the negatives as well.
+        guide: The same pairs under a second model, or None.
+        normalize: Scale vectors to unit norm before they are compared.
+        num_views: 2 or more if anchors and ``positives`` consist of that many views of a batch, one after the other,
+            so that an anchor's positives are the other views of its row. 1 if the positives are the first rows of the
+            first pool. 0 otherwise.
+        ready: Vectors are float32 or wider and contain no infinities, so that preparation can be skipped.
     """
 
     anchors: Keys
@@ -122,24 +150,33 @@ class Pairing:
         return len(self.anchors)
 
     def changed(self, **changes: Any) -> Pairing:
-        """A copy with some fields changed; dataclasses.replace, which torch 2.6 does not compile."""
+        """Return a copy with some fields changed.
+
+        Use this instead of dataclasses.replace, which torch 2.6 cannot compile.
+        """
         return Pairing(**{name: changes.get(name, getattr(self, name)) for name in _fields_of_pairing})
 
     @property
     def num_candidates(self) -> int:
+        """Number of candidates in all pools."""
         return sum(len(keys) for keys in self.candidates)
 
     @property
     def source_names(self) -> tuple[str, ...]:
+        """Names of the candidate sources, without duplicates, in the order of the pools."""
         return tuple(dict.fromkeys(keys.source or "pool" for keys in self.candidates))
 
     @property
     def itself(self) -> bool:
-        """Whether the anchors are their own candidates, and have no others."""
+        """True if the anchors are the only candidates."""
         return len(self.candidates) == 1 and self.candidates[0] is self.anchors
 
     def prepared(self) -> Pairing:
-        """Vectors in float32 or wider, of unit norm if they are to be, infinities as NaN, positives as [b, p, d]."""
+        """Return the pairing with vectors that can be compared directly.
+
+        They are float32 or wider, of unit norm if ``normalize`` is set, and have NaN in place of infinities. Positives
+        are [b, p, d].
+        """
         anchors, pools = self.prepared_keys()
         if self.num_views > 1:
             own = Keys(other_views(anchors.vectors, self.num_views))
@@ -151,15 +188,19 @@ class Pairing:
         return self.changed(anchors=anchors, positives=own, candidates=pools, guide=guide, normalize=False, num_views=0)
 
     def prepared_keys(self) -> tuple[Keys, tuple[Keys, ...]]:
-        """Anchors and candidates, prepared. What is there twice is prepared once: gradients add up in float32."""
+        """Return prepared anchors and candidates.
+
+        Keys that are both are prepared once, so that their gradients add up in float32.
+        """
         anchors = self._ready(self.anchors)
         return anchors, tuple(anchors if keys is self.anchors else self._ready(keys) for keys in self.candidates)
 
     def prepared_own(self) -> Keys:
+        """Return the prepared positives of each anchor, [b, p, d]."""
         return self._ready(self.own())
 
     def own(self) -> Keys:
-        """The anchors' own positives, [b, p, d]."""
+        """Return the positives of each anchor, [b, p, d]."""
         if self.num_views > 1:
             return Keys(other_views(self.positives.vectors, self.num_views))
         return several(self.positives)
@@ -171,14 +212,20 @@ class Pairing:
         return Keys(vectors, keys.ids, keys.labels, keys.clusters, keys.source)
 
     def guided(self, other: Pairing) -> Pairing:
-        """With another model's vectors of the same pairs as a second channel, without gradient."""
+        """Attach a second model's vectors of the same pairs as a guide, without gradient.
+
+        Raises:
+            ArgumentError: If the other pairing has other numbers of anchors or candidates.
+        """
         mine, theirs = ([len(one), *map(len, one.candidates)] for one in (self, other))
         if mine != theirs:
-            raise ArgumentError("guided", f"the same anchors and candidates, {mine}", str(theirs))
+            raise ArgumentError(
+                "guided", f"a second model's vectors of the same anchors and candidates, {mine}", str(theirs)
+            )
         return self.changed(guide=other.changed(temperature=1.0))
 
     def of_rows(self, rows: slice) -> Pairing:
-        """Some of the anchors, against the same candidates."""
+        """Return the pairing of a block of anchors with the same candidates."""
 
         def part(each: Tensor) -> Tensor:
             return each[rows]
@@ -194,7 +241,11 @@ class Pairing:
         )
 
     def cuts(self, columns: int) -> list[Cut]:
-        """The candidates in blocks of at most so many columns; one empty block if there are none."""
+        """Divide the candidates into blocks that do not cross pools; one empty block if there are none.
+
+        Args:
+            columns: Largest number of columns of a block.
+        """
         cuts, offset = [], 0
         for pool, keys in enumerate(self.candidates):
             cuts += [Cut(pool, low, min(low + columns, len(keys)), offset) for low in range(0, len(keys), columns)]
@@ -202,17 +253,29 @@ class Pairing:
         return cuts or [Cut(0, 0, 0, 0)]
 
     def tile(self, rows: Rows, cut: Cut) -> MaskedTile:
-        """Compare these anchors with these candidates; of a prepared pairing."""
+        """Compare a block of anchors with a block of candidates; the pairing must be prepared.
+
+        Args:
+            rows: The anchors.
+            cut: The candidates, from ``cuts``.
+        """
         temperature = of_rows(self.temperature, rows)
         s = self._similarity(rows, cut) / temperature
         return self.context(rows, cut).masked(s, temperature)
 
     def columns(self, cut: Cut) -> Annotated[Tensor, "c"]:
+        """Return the positions of these candidates among all candidates, [c]."""
         device = self.anchors.vectors.device
         return constant(torch.arange, cut.offset + cut.low, cut.offset + cut.high, device=device)
 
     def context(self, rows: Rows, cut: Cut, columns: Annotated[Tensor, "c"] | None = None) -> TileContext:
-        """Return everything about a tile except its scores; ``columns`` saves making the column numbers again."""
+        """Return everything about a tile except its scores.
+
+        Args:
+            rows: The anchors.
+            cut: The candidates.
+            columns: Result of ``columns(cut)``, if it is available already.
+        """
         return TileContext(
             self._anchor_tags(rows),
             self._tags(rows, cut),
@@ -227,16 +290,22 @@ class Pairing:
         )
 
     def plain(self, rows: Rows, cut: Cut) -> Annotated[Tensor, "b n"]:
-        """Similarities without gradient."""
+        """Return the similarities of a tile, [r, c], without temperature and gradient."""
         with torch.no_grad():
             return self._similarity(rows, cut)
 
     def positive_scores(self) -> Annotated[Tensor, "b p"]:
-        """The scores of the anchors' own positives; of a prepared pairing."""
+        """Return the scores of the anchors' own positives, [b, p]; the pairing must be prepared."""
         return similarity(self.anchors.vectors, self.positives.vectors) / self.temperature
 
     def positive_tile(self, rows: Rows, s: Tensor, temperature: float | Tensor) -> tuple[Tile, Tensor]:
-        """The anchors' own positives, of these scores, as a private block, and which of them are real."""
+        """Return the anchors' own positives as a tile, and a mask of the real ones.
+
+        Args:
+            rows: The anchors.
+            s: Scores of their positives, [r, p].
+            temperature: Their temperature.
+        """
         guide = None
         if self.guide is not None:
             guide = similarity(self.guide.anchors.vectors[rows], self.guide.positives.vectors[rows]).detach()
@@ -244,14 +313,14 @@ class Pairing:
         return Tile(s, temperature, self._anchor_tags(rows), Tags(), column, guide=guide), self.real(rows)
 
     def real(self, rows: Rows) -> Annotated[Tensor, "b p"]:
-        """Which of the anchors' own positives are real; of a prepared pairing."""
+        """Return a mask of the anchors' real positives, [r, p]; the pairing must be prepared."""
         if self.positive_mask is not None:
             return self.positive_mask[rows]
         own = self.positives.vectors[rows]
         return torch.ones(own.shape[:2], dtype=torch.bool, device=own.device)
 
     def positive_ids(self, rows: Rows) -> tuple[Annotated[Tensor, "b"], ...]:
-        """The ids of the first positives, of the second, ...; -1 where the positive is not real."""
+        """Return the ids of the first positives, [r], of the second positives, and so on; -1 for padding."""
         ids = self.positives.ids
         if ids is None:
             return ()
@@ -274,7 +343,7 @@ class Pairing:
 
 
 def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Tensor, "b n"]:
-    """[b, d] with [n, d] or [b, k, d] -> [b, n] or [b, k]."""
+    """Compute the dot products of rows [b, d] with vectors [n, d] or [b, k, d], as [b, n] or [b, k]."""
     if rows.dtype != vectors.dtype:
         wide = torch.promote_types(rows.dtype, vectors.dtype)
         rows, vectors = rows.to(wide), vectors.to(wide)
@@ -284,11 +353,24 @@ def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Ten
 
 
 def not_infinite(values: Tensor) -> Tensor:
-    return values + values * 0.0  # inf * 0 = NaN; a finite value stays what it is
+    """Replace infinities by NaN."""
+    return values + values * 0.0  # inf * 0 = NaN; finite values do not change
 
 
 def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tensor, "vb p d"]:
-    """For each row of so many views, one after the other, the same row of every other view."""
+    """Return, for each row of a batch of views, the same row of every other view.
+
+    Args:
+        views: The views, one after the other, [v b, d].
+        number: Number of views v.
+
+    Returns:
+        Vectors [v b, v - 1, d].
+
+    Example:
+        >>> other_views(torch.tensor([[1], [2], [10], [20]]), 2).flatten().tolist()
+        [10, 20, 1, 2]
+    """
     if number == 2:
         return views.roll(len(views) // 2, 0)[:, None]
     each = views.chunk(number)
@@ -297,48 +379,63 @@ def other_views(views: Annotated[Tensor, "vb d"], number: int) -> Annotated[Tens
 
 
 def positive_columns(rows: int, number: int, device: torch.device) -> Annotated[Tensor, "b p"]:
-    """The candidates that are an anchor's positives: the same row of every other view, or of the only one."""
+    """Return the columns of each anchor's positives among the candidates of a batch of views.
+
+    Args:
+        rows: Number of anchors.
+        number: Number of views; 1 means that the positive of row i is column i.
+        device: Device of the result.
+
+    Returns:
+        Columns [rows, p], where p is number - 1, or 1 for a single view.
+    """
     own = torch.arange(rows, device=device)[:, None]
     return own if number == 1 else other_views(own, number).squeeze(-1)
 
 
 def several(keys: Keys) -> Keys:
-    """Positives as [b, p, d]."""
+    """Return positives as [b, p, d], with p = 1 for one positive per anchor."""
     return keys if keys.private else keys.mapped(lambda each: each[:, None])
 
 
-def number_of(rows: Rows) -> int:
+def num_rows(rows: Rows) -> int:
+    """Return the number of anchors that these rows select."""
     return len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
 
 
 def some_rows(values: Tensor, rows: Rows) -> Tensor:
-    """Return these rows; all of them as they are, since a slice has a backward operation."""
+    """Return these rows; all of them without slicing, which would add an operation to the backward pass."""
     return values if isinstance(rows, slice) and rows == slice(None) else values[rows]
 
 
 def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
-    """A number per anchor is cut with the anchors; one number is everybody's."""
+    """Return the temperatures of these rows if there is one per anchor; otherwise the value unchanged."""
     return some_rows(value, rows) if isinstance(value, Tensor) and value.ndim == 2 else value
 
 
+# Read once: torch.compile cannot trace dataclasses.fields.
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))
 
-_checking = False
+_checking = False  # inside ``checks()``
 
 
 @contextmanager
 def checks(enabled: bool = True) -> Iterator[None]:
-    """Checks input vectors: inside, vectors that are not finite or not of unit norm raise.
+    """Check input vectors in the block: raise if they are not finite or not of unit norm.
 
-    Costs one synchronisation per call on a GPU, so it is off by default.
+    This costs one synchronisation per call on a GPU, so it is off by default.
 
-    >>> import torch
-    >>> from hardneg import two_views
-    >>> with checks():
-    ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
-    Traceback (most recent call last):
-    ...
-    hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
+    Args:
+        enabled: False switches checks off inside an outer block.
+
+    Example:
+        >>> import torch
+        >>> from hardneg import two_views
+        >>> with checks():
+        ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
+        Traceback (most recent call last):
+        ...
+        hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
     """
     global _checking
     before, _checking = _checking, enabled
@@ -349,7 +446,7 @@ def checks(enabled: bool = True) -> Iterator[None]:
 
 
 def check_parts(pairing: Pairing) -> None:
-    """Raises unless the parts fit together."""
+    """Raise ArgumentError unless the shapes of anchors, positives and candidates fit together."""
     anchors, pool = pairing.anchors, pairing.candidates
     if anchors.private:
         raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
@@ -379,7 +476,13 @@ def check_parts(pairing: Pairing) -> None:
 
 
 def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
-    """Raises unless every temperature is above 0. On a GPU a tensor is looked at inside ``checks()`` only."""
+    """Raise ArgumentError unless every temperature is positive.
+
+    Args:
+        who: Name of the caller.
+        temperature: Number or tensor. The values of a tensor on a GPU are read only inside ``checks()``.
+        rows: Number of anchors, to check the shape of a tensor.
+    """
     if isinstance(temperature, Tensor):
         if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
             what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
@@ -388,7 +491,7 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
             return
         if bool((temperature.detach() > 0).all()):
             return
-        fix = "learn its logarithm, and give temperature=log_t.exp() at each call"
+        fix = "learn its logarithm, and pass temperature=log_t.exp() at each call"
         lowest = float(temperature.detach().min())
         raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
     if temperature is None or isinstance(temperature, (bool, str)):
@@ -398,11 +501,11 @@ def check_temperature(who: str, temperature: float | Tensor, rows: int | None = 
 
 
 def check_vectors(vectors: Tensor) -> None:
-    """Raises for vectors that are not finite or not of unit norm."""
+    """Raise for vectors that are not finite (NotFinite) or not of unit norm within 1 % (ArgumentError)."""
     if not vectors.numel():
         return
     if not bool(torch.isfinite(vectors).all()):
-        raise NotFinite("score", "finite vectors", "NaN or inf", "look at the encoder's output before the loss")
+        raise NotFinite("score", "finite vectors", "NaN or inf", "check the encoder's output before the loss")
     norms = vectors.detach().norm(dim=-1)
     low, high = norms.min().item(), norms.max().item()
     if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:

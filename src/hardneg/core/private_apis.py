@@ -7,8 +7,8 @@ Each was tested with torch 2.6 and 2.13 or Triton 3.4 and 3.5:
 - ``compiled_copy`` compiles a code object under a new name. It uses Python's ``CodeType.replace`` alone.
 - ``guards_checked_once`` passes ``skip_guard_eval_unsafe`` to ``torch.compiler.set_stance``. Without it guards are
   evaluated before each call.
-- ``Launched`` launches what ``kernel[grid](...)`` returned again, without Triton's checks of the arguments. Without it
-  use ``kernel[grid](...)`` each time.
+- ``Launched`` launches the compiled kernel that ``kernel[grid](...)`` returned again, without Triton's checks of the
+  arguments. Without it use ``kernel[grid](...)`` each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from torch.autograd import forward_ad
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return True if nothing must see single operations: no compiler, subclass, transform or forward derivative."""
+    """Return True if custom autograd functions may replace single operations on this tensor.
+
+    False under a compiler, for tensor subclasses, in functorch transforms and with forward-mode derivatives: these
+    must see every operation.
+    """
     if type(tensor) is not Tensor or torch.compiler.is_compiling():
         return False
     try:
@@ -41,6 +45,11 @@ def compiled_copy(function: Callable[..., Any], name: str, **options: Any) -> Ca
 
     torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
     shape, which take several times as long.
+
+    Args:
+        function: A plain Python function.
+        name: Name of the copy.
+        options: Keyword arguments of ``torch.compile``.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=name)
@@ -48,7 +57,11 @@ def compiled_copy(function: Callable[..., Any], name: str, **options: Any) -> Ca
 
 
 def guards_checked_once(checked: bool) -> AbstractContextManager[Any]:
-    """Skip the guards of compiled functions if they were ``checked`` before for arguments of the same kind."""
+    """Skip the guards of compiled functions inside the block.
+
+    Args:
+        checked: True if the guards were evaluated before for arguments of the same kind; False changes nothing.
+    """
     try:
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("default", skip_guard_eval_unsafe=checked)
     except (AttributeError, TypeError):
@@ -57,10 +70,15 @@ def guards_checked_once(checked: bool) -> AbstractContextManager[Any]:
 
 
 class Launched:
-    """A kernel that the host launches, ``kernel[grid](*arguments, **constants)``, in a shorter time than Triton's own.
+    """A Triton kernel whose repeated launches skip Triton's inspection of the arguments.
 
-    What Triton looks at before each launch of small batches takes longer than the kernels. A kernel that was launched
-    with the same constants and with arguments of the same kinds, those that Triton distinguishes, is launched at once.
+    For small batches that inspection takes longer than the kernel. The first launch with given constants and kinds of
+    arguments (dtype, alignment, divisibility: what Triton specialises on) goes through Triton; later ones reuse the
+    compiled kernel directly.
+
+    Args:
+        kernel: Function decorated with triton.jit.
+        interpreted: True under Triton's interpreter, where every launch goes through Triton.
     """
 
     def __init__(self, kernel: Any, interpreted: bool = False) -> None:
@@ -90,9 +108,9 @@ class Launched:
         return [constants[name] for name in self.kernel.arg_names[len(args) :]]
 
     def bind(self, *args: Any, **constants: Any) -> Callable[[tuple[int, ...], int], None]:
-        """``launch(grid, base)`` is ``kernel[grid](base, *args, **constants)``, for bases that are multiples of 16.
+        """Return ``launch(grid, base)``, which runs ``kernel[grid](base, *args, **constants)``.
 
-        For many launches whose arguments are the same but for the base: they are looked at once.
+        For many launches that differ only in the base, a multiple of 16: the other arguments are inspected once.
         """
         known, every = None, (0, *args)
 
@@ -113,7 +131,7 @@ def _device(args: tuple[Any, ...]) -> int:
 
 
 def _key(device: int, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
-    """What Triton distinguishes."""
+    """Return the properties of a launch that Triton compiles separate kernels for."""
     kinds = [
         None if each is None
         else (each.dtype, each.data_ptr() % 16) if isinstance(each, torch.Tensor)

@@ -1,6 +1,11 @@
-"""Vectors to scores: who is compared with whom, and who can never be a negative.
+"""Turn vectors into dense scores: which anchors, positives and candidates are compared, and which are never negatives.
 
-Vectors are taken as given, and unit norm is the caller's business: ``with checks():`` raises for other norms.
+Users start here: ``two_views`` (SimCLR), ``cross_views`` (CLIP, SimCSE), ``score`` (MoCo and other pools) and
+``from_matrix`` (any similarity matrix) return ``Scores`` [b, n]. ``hardneg.core.views`` builds the same pairings
+without computing them, which is what ``ContrastiveLoss`` uses to stream them.
+
+Vectors are not normalised here; call ``torch.nn.functional.normalize`` first. ``with checks():`` raises for vectors
+that are not of unit norm.
 """
 
 from __future__ import annotations
@@ -37,16 +42,32 @@ def two_views(
     clusters: Tensor | None = None,
     extra: Pools = (),
 ) -> Scores:
-    """SimCLR: 2b anchors, each against both views of all other instances.
+    """Score a batch of two views (SimCLR): 2b anchors, each against both views of all other instances.
 
-    The positive of a row is the other view of the same row. ``extra`` candidates (a queue, mined negatives) stand
-    beside the batch; private ones are [2b, k, d].
+    The positive of a row is the same row of the other view.
 
-    >>> import torch
-    >>> z = torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)
-    >>> scores = two_views(z, z, temperature=0.5)
-    >>> scores.num_valid().tolist()
-    [6, 6, 6, 6, 6, 6, 6, 6]
+    Args:
+        z1: Vectors of the first view, [b, d], of unit norm.
+        z2: Vectors of the second view, [b, d], of unit norm.
+        temperature: Positive number, scalar tensor, or tensor [b, 1] or [2b, 1] with one temperature per anchor.
+        ids: Instance ids, [b]. Rows with the same id are never each other's negatives. Default: all rows are distinct.
+        labels: Class labels, [b], for distributions that use them.
+        clusters: Cluster of each row, [b], or [b, r] for r clusterings.
+        extra: More candidates besides the batch, such as a queue or mined negatives: [n, d] shared by all anchors, or
+            [2b, k, d] private to each. Their ids are matched only if ``ids`` is passed.
+
+    Returns:
+        Scores of 2b anchors, one positive each, and 2b + n candidates.
+
+    Raises:
+        ArgumentError: If the shapes do not agree or the temperature is not positive.
+
+    Example:
+        >>> import torch
+        >>> z = torch.nn.functional.normalize(torch.randn(4, 8), dim=-1)
+        >>> scores = two_views(z, z, temperature=0.5)
+        >>> scores.num_valid().tolist()
+        [6, 6, 6, 6, 6, 6, 6, 6]
     """
     parts = as_keys(extra, match_ids=ids is not None)
     return dense(pair_views([z1, z2], temperature, Tags(ids, labels, clusters), parts))
@@ -62,7 +83,29 @@ def cross_views(
     clusters: Tensor | None = None,
     extra: Pools = (),
 ) -> Scores:
-    """SimCSE, CLIP, GraphCL: b anchors of one view against the other view only."""
+    """Score one view against the other only (SimCSE, CLIP, GraphCL): b anchors, b candidates.
+
+    For a symmetric loss, average it over both directions by swapping ``z1`` and ``z2``.
+
+    Args:
+        z1: Vectors of the anchors, [b, d], of unit norm.
+        z2: Vectors of the other view, [b, d]: row i is the positive of anchor i, and all rows are candidates.
+        temperature: Positive number, scalar tensor, or tensor [b, 1] with one temperature per anchor.
+        ids: Instance ids, [b]. Rows with the same id are never each other's negatives.
+        labels: Class labels, [b], for distributions that use them.
+        clusters: Cluster of each row, [b], or [b, r] for r clusterings.
+        extra: More candidates, [n, d] shared or [b, k, d] private; see ``two_views``.
+
+    Returns:
+        Scores of b anchors, one positive each, and b + n candidates.
+
+    Example:
+        >>> z = torch.eye(3)
+        >>> cross_views(z, z, temperature=0.5).candidates
+        tensor([[2., 0., 0.],
+                [0., 2., 0.],
+                [0., 0., 2.]])
+    """
     parts = as_keys(extra, match_ids=ids is not None)
     return dense(pair_cross(z1, z2, temperature, Tags(ids, labels, clusters), parts))
 
@@ -75,11 +118,27 @@ def score(
     *,
     positive_mask: Annotated[Tensor, "b p"] | None = None,
 ) -> Scores:
-    """Anchors against a pool: MoCo, banks, explicit negatives; candidates are shared [n, d] or private [b, k, d].
+    """Score anchors against a pool of candidates (MoCo queues, memory banks, explicit negatives).
 
-    ``positives`` is [b, d], or [b, p, d] for several with ``positive_mask`` saying which are real. Given as Keys with
-    ids, a candidate with the id of one of the anchor's positives is not its negative either. ``pool`` may be several,
-    which are concatenated. Ids are matched only where both sides have them.
+    Ids are matched only where both sides have them.
+
+    Args:
+        anchors: Keys or vectors, [b, d].
+        positives: Keys or vectors, [b, d], or [b, p, d] for p positives per anchor. If they have ids, candidates with
+            the id of one of the anchor's positives are excluded from its negatives too.
+        pool: Candidates: Keys, a tensor, a queue or bank, or a list of these, which are concatenated. Vectors are
+            [n, d] if all anchors share them, or [b, k, d] if each anchor has its own.
+        temperature: Positive number, scalar tensor, or tensor [b, 1] with one temperature per anchor.
+        positive_mask: True for real positives, [b, p]; pad anchors that have fewer than p.
+
+    Returns:
+        Scores of b anchors with p positives and n candidates.
+
+    Example:
+        >>> anchors, queue = torch.eye(2), torch.eye(2).repeat(3, 1)
+        >>> scores = score(anchors, anchors, queue, temperature=1.0)
+        >>> scores.positives.shape, scores.candidates.shape
+        (torch.Size([2, 1]), torch.Size([2, 6]))
     """
     return dense(pair_pool(anchors, positives, pool, temperature, positive_mask))
 
@@ -95,11 +154,30 @@ def from_matrix(
     sources: Sequence[str] | None = None,
     guide: Annotated[Tensor, "b n"] | None = None,
 ) -> Scores:
-    """Scores of any scorer (MaxSim, a cross-encoder): ``positives`` is a mask over the same candidates.
+    """Make scores from any similarity matrix (MaxSim, a cross-encoder).
 
-    A positive is never its own anchor's negative; ``valid`` excludes more, and so do equal ids. ``anchors`` and
-    ``candidates`` are ``Tags(ids, labels, clusters)`` of the rows and the columns, ``sources`` the name of
-    each column's source, ``guide`` the plain similarities of another model.
+    An anchor's positives are never its negatives. ``valid`` and equal ids exclude more candidates.
+
+    Args:
+        similarity: Similarity of each anchor with each candidate, [b, n].
+        positives: True where the candidate is a positive of the anchor, [b, n].
+        temperature: Positive number or tensor by which the similarities are divided.
+        valid: True where the candidate may be a negative, [b, n]. Default: everywhere.
+        anchors: ``Tags(ids, labels, clusters)`` of the rows.
+        candidates: ``Tags(ids, labels, clusters)`` of the columns.
+        sources: Name of the source of each column; n names. Default: "matrix" for all.
+        guide: Similarities of the same pairs under a second model, [b, n], to detect false negatives.
+
+    Returns:
+        Scores with n candidates and n positive slots, of which ``positives`` are real.
+
+    Raises:
+        ArgumentError: If shapes do not agree, the matrix has no rows, or the temperature is not positive.
+
+    Example:
+        >>> scores = from_matrix(torch.tensor([[0.9, 0.2, 0.1]]), torch.tensor([[True, False, False]]))
+        >>> scores.valid
+        tensor([[False,  True,  True]])
     """
     _check_matrix(similarity, positives, temperature, guide, sources)
     own, tags = anchors or Tags(), candidates or Tags()
@@ -140,18 +218,31 @@ def _check_matrix(
 
 
 def same_label_positives(scores: Scores, *, negatives_too: bool = False) -> Scores:
-    """Every candidate with the anchor's label becomes one more positive, and is no longer a negative.
+    """Make every candidate with the anchor's label a positive (SupCon).
 
-    Candidates with the anchor's own id stay out, so an instance that is twice in the batch is counted once.
+    Candidates with the anchor's own id are left out, so that an instance that occurs twice is counted once.
+
+    Args:
+        scores: Scores whose anchors and candidates have labels.
+        negatives_too: Keep the new positives among the negatives as well.
+
+    Returns:
+        Scores with p + n positive columns.
     """
     return more_positives(scores, scores.same_label("same_label_positives"), negatives_too=negatives_too)
 
 
 def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"], *, negatives_too: bool = False) -> Scores:
-    """The valid candidates in the mask become positives, and are no longer negatives.
+    """Make the valid candidates in the mask positives instead of negatives.
 
-    The positives are the anchor's own first, then one column per candidate, of which the mask says which are real.
-    ``negatives_too`` lets them stay among the negatives: true positives and unlabelled negatives (HCL, Fig. 4).
+    Args:
+        scores: Scores with p positives and n candidates.
+        mask: True for candidates that become positives, [b, n].
+        negatives_too: Keep them among the negatives as well: true positives with unlabelled negatives (HCL, Fig. 4).
+
+    Returns:
+        Scores with p + n positive columns: the original positives, then one column per candidate, of which
+        ``positive_valid`` marks the real ones.
     """
     added = mask & scores.valid
     return _with_positives(scores if negatives_too else scores.narrowed(~added), added)
@@ -168,10 +259,17 @@ def _with_positives(scores: Scores, added: Annotated[Tensor, "b n"]) -> Scores:
 
 
 def concatenate_scores(scores: Scores, *others: Scores) -> Scores:
-    """Candidates of several scores side by side, with the positives of the first.
+    """Concatenate the candidates of several scores, with the positives of the first.
 
-    For denominators whose parts have different anchors: query-query and document-document blocks beside the
-    query-document one. All have the same number of rows and temperature; tags that a part lacks are lost.
+    Use it for denominators whose parts have different anchors, such as query-query and document-document blocks next to
+    the query-document block. Tags and guides that one part lacks are dropped.
+
+    Args:
+        scores: The scores whose anchors and positives are used.
+        others: Scores with the same number of rows and the same temperature.
+
+    Raises:
+        ArgumentError: If the number of rows or the temperatures differ.
     """
     parts = [scores, *others]
     if any(part.candidates.shape[0] != scores.candidates.shape[0] for part in parts):
@@ -189,15 +287,15 @@ def concatenate_scores(scores: Scores, *others: Scores) -> Scores:
     return scores.changed(
         candidates=torch.cat([part.candidates for part in parts], dim=1),
         valid=torch.cat([part.valid for part in parts], dim=1),
-        candidate_tags=Tags(*(_beside_tags(parts, name) for name in ("ids", "labels", "clusters"))),
+        candidate_tags=Tags(*(_concatenated_tags(parts, name) for name in ("ids", "labels", "clusters"))),
         source=torch.cat([code[part.source] for code, part in zip(codes, parts, strict=True)]),
         source_names=names,
-        guide=_beside_guides(parts),
+        guide=_concatenated_guides(parts),
     )
 
 
 def _same_temperature(one: float | Tensor, other: float | Tensor) -> bool:
-    """Up to float32; tensors on a GPU are not looked into."""
+    """Compare temperatures up to float32 rounding; tensors on a GPU are not compared, to avoid a synchronisation."""
     cuda = any(isinstance(each, Tensor) and each.is_cuda for each in (one, other))
     if one is other or cuda or torch.compiler.is_compiling():
         return True
@@ -205,7 +303,7 @@ def _same_temperature(one: float | Tensor, other: float | Tensor) -> bool:
     return bool(torch.isclose(ours, theirs, rtol=1e-6, atol=0.0).all())
 
 
-def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
+def _concatenated_tags(parts: list[Scores], name: str) -> Tensor | None:
     tags = [getattr(part.candidate_tags, name) for part in parts]
     if any(tag is None for tag in tags):
         return None
@@ -213,7 +311,7 @@ def _beside_tags(parts: list[Scores], name: str) -> Tensor | None:
     return torch.cat([tag.expand(rows, *tag.shape[1:]) for tag in tags], dim=1)
 
 
-def _beside_guides(parts: list[Scores]) -> Guide | None:
+def _concatenated_guides(parts: list[Scores]) -> Guide | None:
     guides = [part.guide for part in parts if part.guide is not None]
     if len(guides) < len(parts):
         return None
@@ -221,7 +319,14 @@ def _beside_guides(parts: list[Scores]) -> Guide | None:
 
 
 def dense(pairing: Pairing) -> Scores:
-    """Compare all anchors with all candidates, as matrices [b, n]; checks first that the parts fit together."""
+    """Compute all scores of a pairing as matrices [b, n]: one tile per pool, concatenated.
+
+    Args:
+        pairing: Anchors, positives and candidates that are not compared yet.
+
+    Returns:
+        The dense scores, on the device of the anchors, in float32 or wider.
+    """
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
         return matrices(pairing)
@@ -256,7 +361,7 @@ def _promoted(block: MaskedTile) -> Annotated[Tensor, "b n"]:
 
 
 def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b p"]:
-    """Return the scores of the anchors' own positives; those of views of the batch are among the candidates'."""
+    """Return the scores of the anchors' own positives, taken from ``candidates`` if they are views of the batch."""
     if pairing.num_views == 1:
         return candidates.diagonal()[:, None]
     if pairing.num_views > 1:

@@ -1,4 +1,4 @@
-"""Text of others, made safe to print; numbers with their nouns; the first paragraph of a docstring."""
+"""Text for terminals and messages: escaped user data, counts with nouns, the first paragraph of a docstring."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import inspect
 import unicodedata
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-"""Control characters, invisible format characters (such as those that turn the direction of writing), lone surrogates,
-private use, line and paragraph separators."""
+"""Unicode categories that are escaped: control characters, invisible format characters (such as those that reverse the
+direction of writing), lone surrogates, private use, line and paragraph separators."""
 
 
 def printable(text: object, limit: int | None = None) -> str:
-    r"""The text with an escape for every character that a terminal could act on; cut to ``limit`` characters.
+    r"""Return the text with escapes for all characters that a terminal could act on.
 
-    Names of files, classes and arms are data: one with an escape sequence must not clear the screen or write a line
-    that looks like ours.
+    Names of files, classes and arms are data: an escape sequence in a name must not clear the screen or imitate our
+    output.
 
-    >>> printable("cat\x1b[2J\ndog")
-    'cat\\x1b[2J\\ndog'
+    Args:
+        text: Anything; converted by str().
+        limit: Cut the text after this many characters and add "...".
+
+    Example:
+        >>> printable("cat\x1b[2J\ndog")
+        'cat\\x1b[2J\\ndog'
     """
     words = str(text)
     cut = limit is not None and len(words) > limit
@@ -26,7 +31,7 @@ def printable(text: object, limit: int | None = None) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """As ``printable``, but line breaks stay: for text of several lines that is our own but for the names in it."""
+    """Escape each line as ``printable`` does but keep line breaks, for our own text that contains names from users."""
     return "\n".join(printable(line) for line in str(text).split("\n"))
 
 
@@ -37,14 +42,20 @@ def _escaped(letter: str) -> str:
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number and its noun; ``many`` where an s is not enough.
+    """Return a number with its noun in the right form.
 
-    >>> counted(1, "query", "queries"), counted(1200, "row")
-    ('1 query', '1,200 rows')
+    Args:
+        number: The number.
+        one: Singular form.
+        many: Plural form, if it is not the singular with an s.
+
+    Example:
+        >>> counted(1, "query", "queries"), counted(1200, "row")
+        ('1 query', '1,200 rows')
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def summary(cls: type) -> str:
-    """The first paragraph of a docstring on one line."""
+    """Return the first paragraph of a class's docstring on one line."""
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")

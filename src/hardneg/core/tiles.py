@@ -1,8 +1,9 @@
-"""A tile: some anchors against some candidates, and all that a distribution may ask about a pair.
+"""A tile: a block of anchors against a block of candidates, with everything a distribution may use about each pair.
 
-The dense matrix of scores is the case of one tile. Streamed losses, mining and audits go through many, so what a
-distribution says of a pair may come from that pair and from the bounds of its row only, never from the other columns
-at hand.
+A dense score matrix is a single tile. Streamed losses, mining and audits process many tiles, so the weight of a pair
+may depend only on that pair and on the bounds of its row (``hardneg.core.bounds``), never on the tile's other columns.
+
+Distributions read tiles in ``log_weight(tile)``. Tiles are built by ``Scores.tile`` and ``Pairing.tile``.
 """
 
 from __future__ import annotations
@@ -17,33 +18,47 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, argument_error
 
 NEVER = float("-inf")
-"""The log-weight of a candidate that is not a negative."""
+"""The log-weight of a candidate that is not a negative: minus infinity."""
 
 PairMatrix = Annotated[Tensor, "b n"]
 
 
 @dataclass(frozen=True, eq=False)
 class Tags:
-    """What is known of rows besides their vectors; None where nothing is known.
+    """Ids, labels and clusters of rows; None where they are unknown.
 
     Rows with the same id are the same instance. A negative id matches nothing.
+
+    Attributes:
+        ids: Instance ids, [n] or [b, k].
+        labels: Class labels, [n] or [b, k].
+        clusters: Cluster numbers, [n] or [b, k]; [n, r] or [b, k, r] for r clusterings.
     """
 
-    ids: Tensor | None = None  # [n] or [b, k]
-    labels: Tensor | None = None  # [n] or [b, k]
-    clusters: Tensor | None = None  # [n], [n, r], [b, k] or [b, k, r]
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+    clusters: Tensor | None = None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Tags:
-        """Each tag that there is, changed."""
+        """Return tags with ``change`` applied to every tag that is present."""
         return Tags(*(None if tag is None else change(tag) for tag in (self.ids, self.labels, self.clusters)))
 
 
 @dataclass(eq=False)
 class Tile:
-    """Anchors [r] against candidates [c]; tags of candidates are [r|1, c] or, for clusterings, [r|1, c, k].
+    """A block of r anchors against c candidates.
 
-    ``s`` is similarity / temperature, ``column`` the place of each candidate among all of its row, which breaks
-    ties. ``bound`` holds what the distribution declared in ``bounds()``, one number per row.
+    Attributes:
+        s: Scores (similarity / temperature), [r, c].
+        temperature: Number or tensor ([] or [r, 1]) by which similarities were divided.
+        anchor_tags: Tags of the anchors, [r].
+        candidate_tags: Tags of the candidates, [r|1, c], or [r|1, c, k] for k clusterings.
+        column: Position of each candidate in the full row, [c]; ties between equal scores are broken by it.
+        source: Name of the source of all columns, or an index into ``source_names`` for each column.
+        source_names: Names of all candidate sources.
+        guide: Similarities under a second model, [r, c], without temperature; None without a second model.
+        ids_given: False if ids only number the rows of the batch.
+        bound: Row bounds that the distribution declared in ``bounds()``, by name, [r, 1] each.
     """
 
     s: PairMatrix
@@ -51,54 +66,72 @@ class Tile:
     anchor_tags: Tags
     candidate_tags: Tags
     column: Annotated[Tensor, "n"]
-    source: Tensor | str = "pool"  # one name, or an index into source_names for each column
+    source: Tensor | str = "pool"
     source_names: tuple[str, ...] = ()
-    guide: PairMatrix | None = None  # plain similarities under another model
+    guide: PairMatrix | None = None
     ids_given: bool = True
     bound: Mapping[str, Any] = field(default_factory=dict)
 
     def bounded(self, bound: Mapping[str, Any]) -> Tile:
-        """The same pairs with the bounds of another factor."""
+        """Return the same pairs with other row bounds."""
         return Tile(**{name: getattr(self, name) for name in _pairs_of_tile}, bound=bound)
 
     @property
     def similarity(self) -> PairMatrix:
-        """Without the temperature: the cosine, for unit vectors."""
+        """Similarities without the temperature: the cosine, for unit vectors."""
         return self.s * self.temperature
 
     def tempered(self, similarity: Any) -> Tensor:
-        """A plain similarity on the scale of the scores, divided exactly as they were."""
+        """Convert a plain similarity to the scale of the scores, with exactly the same division."""
         scaled: Tensor = self.s.new_ones(()) * similarity / self.temperature
         return scaled
 
     def read(self, by: str, who: str) -> tuple[PairMatrix, Tensor]:
-        """The similarities to judge by, and what a similarity of 1 is on their scale.
+        """Return the similarities to judge by, and the value that a similarity of 1 has on their scale.
 
-        ``"score"``: the scores. ``"guide"``: the plain similarities of another model, which carry no gradient.
+        Args:
+            by: ``"score"`` for the scores, ``"guide"`` for the similarities of the second model, without gradient.
+            who: Name of the caller, for the error message if there is no guide.
+
+        Returns:
+            Values [r, c] and their scale, a scalar tensor or [r, 1].
         """
         if by == "score":
             return self.s, self.tempered(1.0)
         return self.guided(who), self.s.new_ones(())
 
     def score(self, by: str, who: str) -> PairMatrix:
-        """Similarity / temperature under the model to judge by."""
+        """Return similarity / temperature under the model selected by ``by`` (see ``read``), [r, c]."""
         return self.s if by == "score" else self.tempered(self.guided(who))
 
     def guided(self, who: str) -> PairMatrix:
+        """Return the similarities under the second model, [r, c]; raise ArgumentError if there is none."""
         if self.guide is None:
-            fix = "pass guide=... to the loss or to hn.mine; scores of your own have scores.guided(...)"
-            raise ArgumentError(who, "a second model's similarities", "by='guide' and none", fix)
+            fix = "pass guide=... to the loss or to hn.mine, or call scores.guided(...) on scores you built yourself"
+            raise ArgumentError(who, "a second model's similarities", "by='guide' without a guide", fix)
         return self.guide
 
     def keep(self, mask: Tensor) -> PairMatrix:
-        """Log-weight 0 inside the mask, NEVER outside."""
+        """Return log-weight 0 inside the mask and NEVER outside."""
         return torch.where(mask, self.s.new_zeros(()), NEVER)
 
     def constant(self, value: float = 0.0) -> PairMatrix:
+        """Return the same log-weight for every pair, as a view that takes no memory."""
         return self.s.new_full((), value).expand(self.s.shape)
 
     def pair(self, name: str, who: str) -> tuple[Tensor, Tensor]:
-        """A tag of the anchors, [r, 1, ...], and of the candidates, [r|1, c, ...]."""
+        """Return one tag of both sides, shaped so that they broadcast against each other.
+
+        Args:
+            name: ``"ids"``, ``"labels"`` or ``"clusters"``.
+            who: Name of the caller, for the error message.
+
+        Returns:
+            The tag of the anchors, [r, 1, ...], and of the candidates, [r|1, c, ...].
+
+        Raises:
+            ArgumentError: If anchors or candidates lack the tag.
+        """
         anchor, candidate = getattr(self.anchor_tags, name), getattr(self.candidate_tags, name)
         if anchor is None or candidate is None:
             side = "the anchors" if anchor is None else "every candidate"
@@ -106,11 +139,16 @@ class Tile:
         return anchor[:, None], candidate
 
     def same_label(self, who: str) -> Annotated[Tensor, "b|1 n"]:
+        """Return a mask [r|1, c] that is True where anchor and candidate have the same label."""
         anchor, candidate = self.pair("labels", who)
         return anchor == candidate
 
     def same_cluster(self, who: str) -> Annotated[Tensor, "b n"]:
-        """True where anchor and candidate share a cluster in at least one of the clusterings."""
+        """Return a mask [r, c] that is True where anchor and candidate share a cluster in at least one clustering.
+
+        Raises:
+            ArgumentError: If clusters are missing, or the two sides have different numbers of clusterings.
+        """
         anchor, candidate = self.pair("clusters", who)
         anchor = anchor[..., None] if anchor.ndim == 2 else anchor  # [r, 1, k]
         candidate = candidate[..., None] if candidate.ndim == 2 else candidate  # [r|1, c, k]
@@ -120,14 +158,19 @@ class Tile:
         return (anchor == candidate).any(-1)
 
     def other_instance(self) -> Annotated[Tensor, "b n"]:
-        """True where a candidate does not carry the anchor's id."""
+        """Return a mask [r, c] that is True where a candidate does not have the anchor's id."""
         if self.anchor_tags.ids is None or self.candidate_tags.ids is None:
             return torch.ones_like(self.s, dtype=torch.bool)
         return other_id(self.anchor_tags.ids, self.candidate_tags.ids, self.ids_given)
 
     def of_source(self, who: str, source: str) -> Annotated[Tensor, "n"]:
+        """Return a mask [c] that is True for candidates of the named source.
+
+        Raises:
+            ArgumentError: If no candidates have this source.
+        """
         if source not in self.source_names:
-            fix = "name it where the candidates come in: Keys(..., source=...)"
+            fix = "set the name when you build the candidates: Keys(..., source=...)"
             raise argument_error(who, f"a source among {self.source_names}", "source", source, fix)
         if isinstance(self.source, str):
             return torch.full_like(self.column, self.source == source, dtype=torch.bool)
@@ -138,7 +181,16 @@ _pairs_of_tile = tuple(one.name for one in fields(Tile) if one.name != "bound")
 
 
 def num_others(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "n"]) -> Annotated[Tensor, "b"]:
-    """How many candidates ``other_id`` allows of each anchor, without [b, n]."""
+    """Count the candidates that ``other_id`` allows for each anchor, without a [b, n] matrix.
+
+    Args:
+        anchor: Ids of the anchors, [b]; a negative id matches nothing.
+        candidate: Ids of the shared candidates, [n].
+
+    Example:
+        >>> num_others(torch.tensor([1, 2, -1]), torch.tensor([1, 1, 2, 3]))
+        tensor([2, 3, 4])
+    """
     ids = candidate.sort().values
     low, high = (torch.searchsorted(ids, anchor, right=right) for right in (False, True))
     return len(ids) - torch.where(anchor >= 0, high - low, 0)
@@ -147,6 +199,18 @@ def num_others(anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "n"]
 def other_id(
     anchor: Annotated[Tensor, "b"], candidate: Annotated[Tensor, "b|1 n"], given: bool = True
 ) -> Annotated[Tensor, "b n"]:
-    """False where both carry the same id; a negative id equals no other. Ids that were not given are never negative."""
+    """Return True where the ids differ, [b, n].
+
+    Args:
+        anchor: Ids of the anchors, [b].
+        candidate: Ids of the candidates, [b|1, n].
+        given: True if the caller passed the ids; a negative id then matches nothing. Ids that only number the rows are
+            never negative, so that test is skipped.
+
+    Example:
+        >>> other_id(torch.tensor([1, -1]), torch.tensor([[1, -1]]))
+        tensor([[False,  True],
+                [ True,  True]])
+    """
     anchor = anchor.unsqueeze(1)
     return (anchor != candidate) | (anchor < 0) if given else anchor != candidate

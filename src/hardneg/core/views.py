@@ -1,4 +1,9 @@
-"""Builders of pairings: views of a batch (SimCLR, SimCSE), pools of candidates (MoCo), and the options of a loss."""
+"""Builders of pairings: views of a batch (SimCLR, SimCSE) and pools of candidates (MoCo).
+
+``pair_views``, ``pair_cross`` and ``pair_pool`` build a ``Pairing``, with ids for every row of a batch. The public
+functions of ``hardneg.core.scoring`` call them for dense scores; ``ViewOptions`` calls them with the options of
+``ContrastiveLoss``.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +20,21 @@ from hardneg.core.tensors import constant
 from hardneg.core.types import Keys, Tags
 
 NUMBERED = 2**62
-"""From here on, ids are numbers of rows that have no id of their own: no data set has so many."""
+"""First of the ids assigned to rows without an id of their own; larger than the ids of any data set."""
 
 
 class HasKeys(Protocol):
-    """A queue, a bank: anything that gives its candidates as Keys."""
+    """A queue, a bank, or any other object that provides candidates as Keys."""
 
-    def keys(self) -> Keys: ...
+    def keys(self) -> Keys:
+        """Return the current candidates."""
+        ...
 
 
 Pool = Keys | HasKeys | Tensor
+"""One pool of candidates."""
 Pools = Pool | Sequence[Pool]
+"""One or several pools of candidates."""
 
 
 def pair_views(
@@ -35,20 +44,30 @@ def pair_views(
     extra: Sequence[Keys] = (),
     **options: Any,
 ) -> Pairing:
-    """All views are anchors and candidates; every other view of the same row is a positive.
+    """Pair two or more views of a batch: the other views of a row are its positives.
 
-    ``options`` are fields of the pairing.
+    All rows of all views are anchors and candidates.
+
+    Args:
+        views: v views, [b, d] each.
+        temperature: Number or tensor; [b, 1] is repeated for each view.
+        tags: Ids, labels and clusters of the instances, [b].
+        extra: More candidates.
+        options: Other fields of the pairing.
+
+    Returns:
+        A pairing of v b anchors.
     """
     check_views("two_views", views)
     number, given, rows = len(views), tags.ids is not None, views[0].shape[0]
     if given or tags.labels is not None or tags.clusters is not None or not views[0].is_floating_point():
-        one = Keys(views[0], tags.ids, tags.labels, tags.clusters)  # an error about them has the numbers of the caller
+        one = Keys(views[0], tags.ids, tags.labels, tags.clusters)  # checked here, so errors show the caller's shapes
         tags = Tags(batch_ids(views[0], one.ids) if given else None, one.labels, one.clusters)
         tags = tags.mapped(lambda tag: torch.cat([tag] * number))
     ids = tags.ids if given else constant(_numbers, rows, number, device=views[0].device)
     batch = Keys(torch.cat(list(views)), ids, tags.labels, tags.clusters, source="batch")
     if isinstance(temperature, Tensor) and temperature.shape == (rows, 1):
-        temperature = temperature.repeat(number, 1)  # that of an instance is that of each of its views
+        temperature = temperature.repeat(number, 1)  # every view has the temperature of its instance
     own = Keys(batch.vectors)
     return Pairing(batch, own, (batch, *extra), temperature, ids_given=given, num_views=number, **options)
 
@@ -61,7 +80,16 @@ def pair_cross(
     extra: Sequence[Keys] = (),
     **options: Any,
 ) -> Pairing:
-    """One view against the other; ``options`` are fields of the pairing."""
+    """Pair one view with the other: anchors ``z1``, candidates ``z2``, and the positive of row i is row i.
+
+    Args:
+        z1: Vectors of the anchors, [b, d].
+        z2: Vectors of the candidates, [b, d].
+        temperature: Number or tensor, [] or [b, 1].
+        tags: Ids, labels and clusters of the instances, [b].
+        extra: More candidates.
+        options: Other fields of the pairing.
+    """
     check_views("cross_views", [z1, z2])
     anchors = Keys(z1, batch_ids(z1, tags.ids), tags.labels, tags.clusters)
     pools, given = (anchors.changed(vectors=z2, source="batch"), *extra), tags.ids is not None
@@ -69,24 +97,31 @@ def pair_cross(
 
 
 def _numbers(rows: int, number: int, device: torch.device) -> Tensor:
-    """0, 1, 2 ... for the rows of each view."""
+    """Number the rows of each view: 0, 1, 2, ..., repeated for every view."""
     return torch.arange(rows, device=device).repeat(number)
 
 
 def batch_ids(z: Tensor, ids: Tensor | None) -> Tensor:
-    """An id for every row: without ids the rows are numbered, and kept apart from the ids of any pool by match_ids.
+    """Return an id for every row of a batch.
 
-    A row with a negative id equals no other row, but it equals itself: it gets a number that no data set has.
+    Rows are numbered if there are no ids; ``as_keys(match_ids=False)`` keeps these numbers apart from the ids of any
+    pool. A row with a negative id matches no other row but must still match itself, so it gets a unique id from
+    ``NUMBERED`` on.
+
+    Args:
+        z: Vectors of the batch, [b, d].
+        ids: Ids of the caller, [b], or None.
     """
     rows = z.shape[0]
     if ids is None:
         return constant(torch.arange, rows, device=z.device)
-    if ids.shape != (rows,):  # Keys refuses them
+    if ids.shape != (rows,):  # Keys raises the error
         return ids
     return torch.where(ids < 0, constant(torch.arange, NUMBERED, NUMBERED + rows, device=z.device), ids)
 
 
 def check_views(who: str, views: Sequence[Tensor]) -> None:
+    """Raise ArgumentError unless there are at least two views of the same shape [b, d]."""
     shapes = [view.shape for view in views]
     if len(shapes) < 2 or len(shapes[0]) != 2 or any(shape != shapes[0] for shape in shapes):
         named = " and ".join(f"z{i + 1}={tuple(shape)}" for i, shape in enumerate(shapes))
@@ -101,14 +136,28 @@ def pair_pool(
     positive_mask: Tensor | None = None,
     **options: Any,
 ) -> Pairing:
-    """Anchors against a pool, not yet compared; ``options`` are fields of the pairing."""
+    """Pair anchors with a pool of candidates.
+
+    Args:
+        anchors: Keys or vectors, [b, d].
+        positives: Keys or vectors, [b, d] or [b, p, d].
+        pool: One or several pools, [n, d] or [b, k, d].
+        temperature: Number or tensor, [] or [b, 1].
+        positive_mask: True for real positives, [b, p].
+        options: Other fields of the pairing.
+    """
     anchors = anchors if isinstance(anchors, Keys) else Keys(anchors)
     own = positives if isinstance(positives, Keys) else Keys(positives)
     return Pairing(anchors, own, tuple(as_keys(pool)), temperature, positive_mask, **options)
 
 
 def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
-    """The candidates of one or several pools; without ``match_ids``, their ids match nothing."""
+    """Return the candidates of one or several pools as a list of Keys.
+
+    Args:
+        pool: Keys, a tensor, an object with ``keys()``, or a list of these.
+        match_ids: False drops the ids, so that they match nothing.
+    """
     if isinstance(pool, (list, tuple)):
         return [keys for part in pool for keys in as_keys(part, match_ids)]
     if isinstance(pool, Tensor) or not (isinstance(pool, Keys) or hasattr(pool, "keys")):
@@ -118,12 +167,20 @@ def as_keys(pool: Pools, match_ids: bool = True) -> list[Keys]:
 
 
 Guides = Sequence[Any]
-"""Another model's views in the order of the views, and with a pool its vectors of that, a tensor for each part."""
+"""A second model's vectors: its views in the same order and, with a pool, one tensor for each part of the pool."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How the views of a batch are compared; the options are those of ContrastiveLoss."""
+    """The options of ContrastiveLoss that determine how the views of a batch are compared.
+
+    Attributes:
+        kind: ``"two"`` (all views against all), ``"cross"`` (one view against the other) or ``"pool"``.
+        positives: ``"view"``, or ``"label"`` to make candidates with the anchor's label positives too.
+        same_label_negatives: With ``positives="label"``, keep those candidates among the negatives as well.
+        normalize: Scale vectors to unit norm.
+        detach_keys: Stop the gradient through all views but the first.
+    """
 
     kind: str = "two"
     positives: str = "view"
@@ -153,6 +210,20 @@ class ViewOptions:
         clusters: Tensor | None,
         guide: Guides | None,
     ) -> Pairing:
+        """Build the pairing of a batch.
+
+        Args:
+            views: The views, [b, d] each.
+            temperature: Number or tensor, [], [b] or [b, 1].
+            ids: Ids of the instances, [b], or None.
+            labels: Labels of the instances, [b], or None.
+            pool: Candidates, required for ``kind="pool"``.
+            clusters: Clusters of the instances, [b] or [b, r], or None.
+            guide: The same views, and vectors of the pool, under a second model.
+
+        Raises:
+            ArgumentError: If the pool is missing, or the number of views does not fit.
+        """
         if self.kind == "pool" and pool is None:
             raise ArgumentError("ContrastiveLoss", "a pool of candidates", "pool=None", "pass pool=queue")
         if isinstance(temperature, Tensor) and temperature.ndim == 1 and len(temperature) == len(views[0]) > 1:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import warn_once
-from hardneg.core.pairing import Rows, number_of
+from hardneg.core.pairing import Rows, num_rows
 from hardneg.core.private_apis import compiled_copy, guards_checked_once
 
 DEVICES = ("cuda",)
@@ -124,7 +124,7 @@ def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool])
 
     ``allowed``, after the first call: whether the others may be replays of a graph.
     """
-    same = [block for block in blocks if isinstance(block, Tensor) and len(block) == number_of(blocks[0])]
+    same = [block for block in blocks if isinstance(block, Tensor) and len(block) == num_rows(blocks[0])]
     if len(same) >= FEWEST:
         _replay(step, same[0].clone(), len(same), allowed)
         blocks = blocks[len(same) :]

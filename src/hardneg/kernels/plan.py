@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardneg.core.bounds import Bounds, TileAndMask
 from hardneg.core.objectives.base import Objective
-from hardneg.core.pairing import Cut, MaskedTile, Pairing, Rows, TileContext, number_of, of_rows
+from hardneg.core.pairing import Cut, MaskedTile, Pairing, Rows, TileContext, num_rows, of_rows
 from hardneg.kernels.cuda_graphs import Runner, TileShape, over_blocks
 from hardneg.kernels.products import Products
 from hardneg.negatives.base import Negatives
@@ -118,7 +118,7 @@ class SweepPlan:
 
     def shape(self, rows: Rows, cut: Cut) -> TileShape:
         """Of a tile; pools have tags of other shapes."""
-        return number_of(rows), cut.high - cut.low, cut.pool
+        return num_rows(rows), cut.high - cut.low, cut.pool
 
     def compared(self, rows: Rows, cut: Cut) -> ComparedTile:
         product, scale = self.products.of_tile(rows, cut)

@@ -29,7 +29,7 @@ from hardneg.core.bounds import (
     left_by,
     reduce_rows,
 )
-from hardneg.core.pairing import Cut, Pairing, Rows, number_of, of_rows
+from hardneg.core.pairing import Cut, Pairing, Rows, num_rows, of_rows
 from hardneg.core.tensors import first_derivative_only
 from hardneg.core.tiles import NEVER
 from hardneg.kernels.plan import (
@@ -160,7 +160,7 @@ class RowCollector(Generic[Collected]):
 
     def put(self, rows: Rows, found: Collected) -> None:
         """The tensors of all rows are made at the first block, unless that has all rows."""
-        if number_of(rows) == self.number:
+        if num_rows(rows) == self.number:
             self.value = found
             return
         if not self.filled:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error
-from hardneg.core.types import Keys, Names, int_if_whole, number_of
+from hardneg.core.types import Keys, Names, hash_text, int_if_whole
 
 _distinct = "give each row its own id or drop the copies"
 _without_positive = "give the row or id of its document, or leave the query out"
@@ -97,7 +97,7 @@ def numbered_ids(given: Any, names: Names | None) -> Any:
         for one in own:
             if one not in known:
                 raise ArgumentError("mine", "positives that are in the corpus", f"id {one!r} of query {query}")
-    return [[number_of(one) for one in own] for own in lists]
+    return [[hash_text(one) for one in own] for own in lists]
 
 
 def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> Pairs:

@@ -1,4 +1,4 @@
-"""Candidate generators: a pairing in, private candidates out; one small file each."""
+"""Candidate generators: they extend a pairing by synthetic candidates; one small file per method."""
 
 from hardneg.core.generators.base import Generator as Generator
 from hardneg.core.generators.base import registered_generators as registered_generators

@@ -1,4 +1,8 @@
-"""What a candidate generator is: it makes candidates that are not in the data, before anything is weighed."""
+"""The interface of candidate generators, which synthesise candidates that are not in the data.
+
+A loss calls its generator before scores and weights are computed. ``Generator`` is the base class; ``hardest`` finds
+the closest negatives to synthesise from.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,17 @@ from hardneg.core.types import Keys, Tags
 from hardneg.core.views import batch_ids
 
 GeneratedVectors = Annotated[Tensor, "b k d"] | tuple[Annotated[Tensor, "b k d"], Annotated[Tensor, "b k"]]
+"""Vectors, or vectors and a mask of the real ones."""
 _registry: dict[str, type[Generator]] = {}
 
 
 class Generator(ABC):
-    """Subclasses are frozen dataclasses with ``make(pairing, step)``; defining one registers it by its ``name``.
+    """A method that synthesises private candidates; the base class of all generators.
 
-    Makes private candidates of the source "synthetic", [b, k, d], with an id, label and cluster that equal no other.
-    ``step`` counts the calls of the loss: draws depend on it and on a seed, never on a global state.
+    Subclasses are frozen dataclasses that implement ``make(pairing, step)``. Defining one registers it for the grammar
+    by its ``name``. The new candidates have the source "synthetic", and an id, label and cluster that equal no other.
+
+    Random draws must depend only on ``step``, which counts the calls of the loss, and on a seed; never on global state.
     """
 
     name: ClassVar[str]
@@ -35,18 +42,27 @@ class Generator(ABC):
 
     @abstractmethod
     def make(self, pairing: Pairing, step: int) -> GeneratedVectors:
-        """Vectors, or vectors and which of them are real, where an anchor may have no negative to make them from."""
+        """Return the synthetic candidates of each anchor.
+
+        Args:
+            pairing: Anchors and candidates that are not compared yet.
+            step: Number of earlier calls of the loss.
+
+        Returns:
+            Vectors [b, k, d], or vectors and a mask [b, k] that is False for anchors without negatives to synthesise
+            from.
+        """
 
     def __call__(self, pairing: Pairing, step: int) -> Pairing:
-        """The pairing with the candidates that were made."""
+        """Return the pairing with the synthetic candidates added."""
         made = self.make(pairing, step)
         vectors, real = made if isinstance(made, tuple) else (made, None)
         ids = None
         if real is not None and not bool(real.all()):
             pairing = _numbered(pairing)
             assert pairing.anchors.ids is not None
-            ids = torch.where(real, -1, pairing.anchors.ids[:, None])  # an anchor's own id is never its negative
-        anchors, nobody = pairing.anchors, torch.iinfo(torch.int64).min  # what is made belongs to no class
+            ids = torch.where(real, -1, pairing.anchors.ids[:, None])  # padding gets the anchor's id: never a negative
+        anchors, nobody = pairing.anchors, torch.iinfo(torch.int64).min  # a label and cluster that no data set has
         tags = Tags(None, anchors.labels, anchors.clusters).mapped(
             lambda tag: torch.full((*vectors.shape[:2], *tag.shape[1:]), nobody, device=vectors.device)
         )
@@ -58,7 +74,7 @@ class Generator(ABC):
 
 
 def _numbered(pairing: Pairing) -> Pairing:
-    """With an id for every anchor; those without one get a number that no data set has."""
+    """Return the pairing with an id for every anchor; anchors without one get a number that no data set has."""
     anchors = pairing.anchors
     nobody = torch.full((len(anchors),), -1, device=anchors.vectors.device)
     ids = batch_ids(anchors.vectors, nobody if anchors.ids is None else anchors.ids)
@@ -66,13 +82,21 @@ def _numbered(pairing: Pairing) -> Pairing:
 
 
 def registered_generators() -> dict[str, type[Generator]]:
-    """Every generator that the grammar knows, by name."""
+    """Return every generator that the grammar accepts, by name."""
     return dict(_registry)
 
 
 @torch.no_grad()
 def hardest(pairing: Pairing, num: int) -> tuple[Annotated[Tensor, "b k d"], Tensor]:
-    """The vectors of the closest valid candidates of each anchor, and which of them are real; by tiles."""
+    """Find the closest valid candidates of each anchor, without gradient and in tiles.
+
+    Args:
+        pairing: Anchors and candidates.
+        num: Number of candidates per anchor; fewer if there are fewer candidates.
+
+    Returns:
+        Their vectors, [b, k, d], and a mask [b, k] of the real ones.
+    """
     best: list[Tensor] = []  # values and columns
     for cut in pairing.cuts(columns=4096):
         tile, valid, _ = pairing.tile(slice(0, len(pairing)), cut)
@@ -85,7 +109,7 @@ def hardest(pairing: Pairing, num: int) -> tuple[Annotated[Tensor, "b k d"], Ten
 
 
 def _take(pairing: Pairing, index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:
-    """Candidates by their column."""
+    """Return the vectors of candidates by their column, [b, k, d]."""
     vectors = pairing.anchors.vectors.new_zeros(*index.shape, pairing.anchors.dim)
     offset = 0
     for keys in pairing.candidates:

@@ -1,7 +1,7 @@
-"""MoCHi (Kalantidis et al. 2020, sec. 3.2 and 3.3): mixtures of the hardest negatives, and of them with the anchor.
+"""MoCHi (Kalantidis et al. 2020, sec. 3.2 and 3.3): mixtures of hard negatives with each other and with the anchor.
 
-h = a n_i + (1 - a) n_j with a in (0, 1), and h = b q + (1 - b) n_j with b in (0, 0.5), of unit norm; n_i, n_j are drawn
-from the hardest negatives. No gradient flows into what is mixed.
+h = a n_i + (1 - a) n_j with a in (0, 1), and h = b q + (1 - b) n_j with b in (0, 0.5), both scaled to unit norm; n_i
+and n_j are drawn from the hardest negatives. No gradient flows into the mixtures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from hardneg.core.tensors import unit
 
 @dataclass(frozen=True, repr=False)
 class MoCHi(Generator):
-    """``num_mixed`` mixtures of two of the ``num_hardest`` negatives and ``num_with_anchor`` of one with the anchor."""
+    """Synthesise negatives as mixtures of two hard negatives, and of one with the anchor.
+
+    Args:
+        num_hardest: Number of closest negatives to draw from.
+        num_mixed: Number of mixtures of two negatives.
+        num_with_anchor: Number of mixtures of a negative with the anchor.
+        seed: Seed of the draws.
+    """
 
     num_hardest: int = 1024
     num_mixed: int = 1024
@@ -36,6 +43,7 @@ class MoCHi(Generator):
 
     @torch.no_grad()
     def make(self, pairing: Pairing, step: int) -> GeneratedVectors:
+        """Return the mixtures, [b, num_mixed + num_with_anchor, d], and a mask of anchors that have a negative."""
         hard, real = hardest(pairing, self.num_hardest)
         anchors, count = pairing.anchors.vectors, real.sum(1).clamp(min=1)
         rows = torch.arange(len(anchors), device=anchors.device)

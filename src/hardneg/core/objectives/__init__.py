@@ -1,4 +1,9 @@
-"""Objectives: plain functions of a positive and the statistics of its row, one small file each, never reduced."""
+"""Objectives: loss functions of a positive's score and a few statistics of its row; one small file per method.
+
+``base.py`` defines the interface and ``reduce``; ``info_nce.py`` is the most used objective. Each method has a class
+(``InfoNCE``), which losses use and the grammar finds by name, and most have a plain function of dense scores
+(``info_nce``), which returns one loss per pair, [b, p].
+"""
 
 from hardneg.core.objectives.base import Function as Function
 from hardneg.core.objectives.base import Objective as Objective

@@ -1,7 +1,10 @@
-"""What an objective is: a plain function of a positive's score and the statistics of its anchor's row.
+"""The interface of objectives: a loss is a function of a positive's score and the statistics of its anchor's row.
 
-Corner cases, the same for all: a pair whose anchor has no negative, or whose positive is not valid, costs 0 and has no
-gradient. NaN in gives NaN out.
+``Objective`` is the base class, ``Row`` holds the statistics, ``RowResult`` is the output of a kernel backend, and
+``reduce`` turns losses of pairs into one number. ``ContrastiveLoss`` and the functions of this package call them.
+
+Corner cases, the same for all objectives: a pair whose anchor has no negative, or whose positive is not real, has loss
+0 and no gradient. NaN in the scores gives NaN in the loss.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ _registry: dict[str, type[Objective]] = {}
 
 @dataclass(eq=False)
 class Row:
-    """The statistics of anchors, [b, 1] each, as attributes: ``row.log_mean``, ``row.support``.
+    """Statistics of the anchors, each [b, 1], readable as attributes: ``row.log_mean``, ``row.support``.
 
-    ``number`` is the support of every anchor, where it was known and not counted.
+    Attributes:
+        statistics: The statistics that the objective declared, by name.
+        temperature: Number or tensor ([] or [b, 1]) by which similarities were divided.
+        number: The support, if it is known in advance and the same for all anchors; otherwise None.
     """
 
     statistics: Mapping[str, PerRow]
@@ -35,7 +41,7 @@ class Row:
     number: int | None = None
 
     def __getattr__(self, name: str) -> PerRow:
-        if name == "statistics" or name.startswith("__"):  # of a copy that has no fields yet
+        if name == "statistics" or name.startswith("__"):  # copy and pickle ask before the fields are set
             raise AttributeError(name)
         try:
             return self.statistics[name]
@@ -44,20 +50,29 @@ class Row:
 
 
 class RowResult(NamedTuple):
-    """What a backend of the row engine returns: statistics and positives of every anchor, with gradients."""
+    """Output of a kernel backend: statistics and positives of every anchor, with gradients."""
 
     row: Row
     positives: Annotated[Tensor, "b p"]
-    """The scores of the anchors' own positives, and of promoted ones where a backend holds all pairs."""
+    """Scores of the anchors' own positives, and of same-label positives if the backend holds all pairs in memory."""
     real: Annotated[Tensor, "b p"] | None
-    """Which of the positives are real; None: all are, and every anchor has a negative."""
+    """True for real positives. None means that all are real and every anchor has a negative."""
     sum_pairs: Callable[[Objective], tuple[Annotated[Tensor, "b"], Annotated[Tensor, "b"]]] | None = None
-    """Given the objective, the sum of its losses over promoted positives that were not held, and their number."""
+    """Function of the objective that returns the sum of its losses over all same-label positives that were not kept
+    in memory, and their number, per anchor."""
     losses: PairLosses | None = None
-    """The losses of the pairs where a kernel computed them with the statistics."""
+    """The losses of all pairs, if a kernel computed them together with the statistics."""
 
     def loss(self, objective: Objective, reduction: str) -> Tensor:
-        """Apply the objective to every pair and reduce: the one place where a loss is made of row statistics."""
+        """Apply the objective to every pair and reduce; all losses made of row statistics pass through here.
+
+        Args:
+            objective: The objective that declared the statistics.
+            reduction: ``"anchors"``, ``"pairs"`` or ``"none"``, as in ``reduce``.
+
+        Returns:
+            A scalar, or the mean loss of each anchor, [b], for ``"none"``.
+        """
         if self.real is None:
             losses = objective.__call__(self.positives, self.row) if self.losses is None else self.losses
             losses = losses if losses.shape == self.positives.shape else losses.expand_as(self.positives)
@@ -70,22 +85,28 @@ class RowResult(NamedTuple):
 
 
 class PairForm(NamedTuple):
-    """The loss of a pair is offset - positive, or its softplus, with one offset for each row."""
+    """A loss of the form ``offset - positive``, or softplus of that, with one offset per row."""
 
     softplus: bool
     offset: Callable[[Row], PerRow]
+    """Function of the row statistics that returns the offset, [b, 1]."""
 
 
 class Objective(ABC):
-    """A loss for each pair of an anchor and a positive. Subclasses are frozen dataclasses; defining one registers it.
+    """A loss for each pair of an anchor and a positive; the base class of all objectives.
 
-    ``__call__(positive, row)`` gets scores of positives, [b, p] or a tile of them, and the statistics of their rows,
-    [b, 1]: those that ``statistics()`` declares.
+    Subclasses are frozen dataclasses that implement ``__call__(positive, row)``. Defining a subclass registers it, so
+    that losses, configuration files and the command line accept its name; docs/extend.md has an example.
+
+    ``__call__`` gets the scores of positives, [b, p] or a block of them, and the statistics of their rows, [b, 1]
+    each: those that ``statistics()`` declares. It returns the losses in the shape of ``positive``. It must not reduce,
+    and must compute each row independently of the others.
     """
 
     name: ClassVar[str]
-    """The name in the grammar: ``objective="rince(q=0.5)"``."""
+    """Name in the grammar, as in ``objective="rince(q=0.5)"``; the class name by default."""
     examples: ClassVar[tuple[str, ...]] = ()
+    """Expressions for the documentation and the conformance tests."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -93,45 +114,72 @@ class Objective(ABC):
         _registry[cls.name] = cls
 
     def statistics(self) -> Mapping[str, Statistic]:
-        """What it needs of each row, by name. The support is always there."""
+        """Return the statistics that the loss needs of each row, by name; ``support`` is always available."""
         return {"log_mean": LogMean()}
 
     @abstractmethod
-    def __call__(self, positive: Tensor, row: Row) -> Tensor: ...
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return the loss of each pair.
+
+        Args:
+            positive: Scores of the positives, [b, p].
+            row: Statistics of their rows, [b, 1] each.
+        """
 
     @property
     def needs_negatives(self) -> bool:
-        """Whether an anchor without a negative costs nothing."""
+        """True if anchors without a negative have loss 0."""
         return True
 
     @property
     def pair_form(self) -> PairForm | None:
-        """The form of a pair's loss, for kernels that sum it over many positives; None for any other form."""
+        """The form of a pair's loss, for kernels that sum over many positives; None for any other form."""
         return None
 
     def at(self, step: int, total: int | None = None) -> Objective:
-        """With its schedules evaluated, as tensors, so that a new number does not compile a graph again."""
+        """Return the objective with its schedules evaluated.
+
+        The numbers are tensors, so that a new value does not recompile a graph.
+
+        Args:
+            step: Current step or epoch.
+            total: Number of steps in the run, for schedules without a length.
+        """
         changing = schedules_of(self).items()
         numbers = {name: torch.tensor(schedule(step, total), dtype=torch.float64) for name, schedule in changing}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def schedules(self) -> list[Schedule]:
+        """Return the fields that are schedules."""
         return list(schedules_of(self).values())
 
     def losses(self, scores: Scores, log_w: LogWeights) -> PairLosses:
-        """Return the loss of each pair, [b, p], from dense scores."""
+        """Compute the loss of each pair from dense scores.
+
+        Args:
+            scores: Scores of b anchors.
+            log_w: Log-weights of the negatives, [b, n].
+
+        Returns:
+            Losses [b, p]; 0 for positives that are not real and anchors that lack a negative.
+        """
         check_shape(self.name, scores, log_w)
         return self.real_losses(scores.positives, self.dense_row(scores, log_w), scores.positive_valid)
 
     def dense_row(self, scores: Scores, log_w: LogWeights) -> Row:
-        """Return the statistics of dense scores."""
+        """Compute the statistics of dense scores."""
         fill_empty = not self.needs_negatives  # otherwise the losses of rows without a negative are masked
         return Row(dense_statistics(self.statistics(), scores, log_w, fill_empty=fill_empty), scores.temperature)
 
     def real_losses(self, positive: Tensor, row: Row, real: Annotated[Tensor, "b p"]) -> PairLosses:
         """Return the loss of each real pair; 0 if the pair is not real or the row lacks the negatives it needs.
 
-        Masking the loss is not enough: an infinite number on the way to it makes a gradient of 0 * inf.
+        Masking the loss alone is not enough: an infinite intermediate value would give a gradient of 0 * inf = NaN.
+
+        Args:
+            positive: Scores of the positives, [b, p].
+            row: Statistics of their rows, [b, 1] each.
+            real: True for real positives, [b, p].
         """
         if self.needs_negatives:
             none = row.support == 0
@@ -146,11 +194,12 @@ class Objective(ABC):
 
 
 def registered_objectives() -> dict[str, type[Objective]]:
-    """Every objective that the grammar knows, by name."""
+    """Return every objective that the grammar accepts, by name."""
     return {name: cls for name, cls in _registry.items() if cls is not Function}
 
 
 def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
+    """Raise ArgumentError unless there is one log-weight for each candidate, [b, n]."""
     fix = "use negatives.log_weights(scores)"
     if not isinstance(log_w, Tensor):
         raise ArgumentError(who, "log-weights as a tensor", f"log_w of type {type(log_w).__name__}", fix)
@@ -161,14 +210,20 @@ def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Function(Objective):
-    """A plain function of (positive, row), which has ``row.log_mean``, ``row.support`` and ``row.temperature``."""
+    """An objective made of a plain function of (positive, row).
+
+    The function may use ``row.log_mean``, ``row.support`` and ``row.temperature``. Pass it as
+    ``ContrastiveLoss(objective=function)``; it has no name in the grammar.
+    """
 
     function: Callable[[Tensor, Row], Tensor]
 
     def statistics(self) -> Mapping[str, Statistic]:
+        """Return the log-mean of the negatives and their number."""
         return {"log_mean": LogMean(), "support": Support()}
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return ``function(positive, row)``."""
         return self.function(positive, row)
 
 
@@ -176,24 +231,38 @@ TauPlus = float | Tensor | Schedule
 
 
 def check_tau_plus(who: str, tau_plus: TauPlus) -> None:
+    """Raise ArgumentError unless 0 <= tau_plus < 1."""
     check_range(who, "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
 
 
 def corrects(tau_plus: TauPlus) -> bool:
-    """Whether there is something to correct for; a tensor, such as a schedule's number, is not looked into."""
+    """Return True if ``tau_plus`` is not zero; tensors, such as an evaluated schedule, always count as not zero."""
     if not isinstance(tau_plus, (float, Tensor)) and isinstance(tau_plus, Schedule):
-        float(tau_plus)  # which says that it is not a number yet
+        float(tau_plus)  # raises the error that explains how to evaluate a schedule
     return isinstance(tau_plus, Tensor) or bool(tau_plus)
 
 
 def reduce(
     losses: PairLosses, scores: Scores, reduction: str = "anchors", weights: Annotated[Tensor, "b"] | None = None
 ) -> Tensor:
-    """One number from the pairs.
+    """Reduce losses of pairs to one number.
 
-    ``"anchors"``: mean over the positives of each anchor, then over all anchors (SupCon); an anchor without a positive
-    counts as 0. ``"pairs"``: mean over all valid pairs (H-SCL), so anchors with more positives count more. ``"none"``:
-    the mean of each anchor, [b]. ``weights`` of the anchors make either mean a weighted one.
+    Args:
+        losses: Loss of each pair, [b, p].
+        scores: The scores that the losses were computed from.
+        reduction: ``"anchors"``: mean over the positives of each anchor, then over all anchors (SupCon); an anchor
+            without a positive counts as 0. ``"pairs"``: mean over all real pairs (H-SCL), so that anchors with more
+            positives count more. ``"none"``: the mean of each anchor, [b].
+        weights: Weight of each anchor, [b], for a weighted mean.
+
+    Returns:
+        A scalar, or [b] for ``"none"``.
+
+    Example:
+        >>> from hardneg import Uniform, info_nce, two_views
+        >>> scores = two_views(torch.eye(2), torch.eye(2), temperature=1.0)
+        >>> reduce(info_nce(scores, Uniform().log_weights(scores)), scores).round(decimals=4)
+        tensor(0.5514)
     """
     if losses.ndim != 2:
         raise ArgumentError("reduce", "losses of pairs, [b, p]", f"losses={tuple(losses.shape)}")
@@ -211,7 +280,7 @@ def _reduced(
 
 
 def reduce_sums(sums: Tensor, counts: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
-    """One number from the sum of each anchor's losses, [b], and the number of its positives, [b]."""
+    """Reduce the sum of each anchor's losses, [b], and the number of its positives, [b], as ``reduce`` does."""
     if reduction != "pairs":
         return _reduce_means(sums / counts.clamp(min=1.0), reduction, weights)
     if weights is None:
@@ -228,7 +297,7 @@ def _reduce_means(per_anchor: Tensor, reduction: str, weights: Tensor | None) ->
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x); beyond torch's usual threshold of 20 the digits of e^-x still count in float64."""
+    """log(1 + e^x), accurate in float64 beyond torch's default threshold of 20, where e^-x still matters."""
     return torch.nn.functional.softplus(x, threshold=80.0)
 
 

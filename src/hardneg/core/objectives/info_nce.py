@@ -1,6 +1,8 @@
 """InfoNCE (van den Oord et al. 2018) with any number of negatives, three denominators and the correction of DCL.
 
-Everything stands on one primitive, computed in log-space: log E_q[e^s] = LSE(s + log_w) - LSE(log_w).
+Everything rests on one statistic, computed in log-space: log E_q[e^s] = LSE(s + log_w) - LSE(log_w), the mean of e^s
+under the distribution q of the negatives. ``info_nce`` is the public function, ``InfoNCE`` the class behind it, and
+``debiased`` the correction for false negatives (DCL, HCL).
 """
 
 from __future__ import annotations
@@ -39,11 +41,18 @@ from hardneg.core.tensors import by_operations, known_number
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 NumNegatives = str | float | Tensor
+"""The M of a denominator: "support", "candidates", "mass", a number, or a tensor [] or [b]."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class InfoNCE(Objective):
-    """-log e^a / (e^a + M E_q[e^s]) for each positive a; the options are those of ``info_nce``."""
+    """InfoNCE: -log e^a / (e^a + M E_q[e^s]) for each positive a.
+
+    Args:
+        num_negatives: M, as in ``info_nce``.
+        tau_plus: Share of false negatives to correct for, in [0, 1), as in ``info_nce``; may be a schedule.
+        positives_in_denominator: ``"own"``, ``"all"`` or ``"none"``, as in ``info_nce``.
+    """
 
     num_negatives: NumNegatives = "support"
     tau_plus: TauPlus = 0.0
@@ -54,10 +63,11 @@ class InfoNCE(Objective):
         check_tau_plus("info_nce", self.tau_plus)
         check_num_negatives("info_nce", self.num_negatives)
         if self.positives_in_denominator not in ("own", "all", "none"):
-            what = "'own', 'all' or 'none'"
+            what = "positives_in_denominator 'own', 'all' or 'none'"
             raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
 
     def statistics(self) -> Mapping[str, Statistic]:
+        """Return the log-mean, and the statistics needed for M and for all positives in the denominator."""
         needed: dict[str, Statistic] = {"log_mean": LogMean()}
         if self.positives_in_denominator == "all":
             needed["log_positives"] = LogPositives()
@@ -65,10 +75,12 @@ class InfoNCE(Objective):
 
     @property
     def needs_negatives(self) -> bool:
-        return self.positives_in_denominator != "all"  # there the positives stand against each other, as in SupCon
+        """False with all positives in the denominator (SupCon), where anchors without a negative still have a loss."""
+        return self.positives_in_denominator != "all"  # there the positives compete with each other, as in SupCon
 
     @property
     def pair_form(self) -> PairForm | None:
+        """softplus(offset - a), or offset - a; None with ``tau_plus``, where the offset depends on the pair."""
         if corrects(self.tau_plus):
             return None
         return PairForm(self.positives_in_denominator == "own", self._pair_offset)
@@ -80,6 +92,7 @@ class InfoNCE(Objective):
         return softplus(log_negative - row.log_positives) + row.log_positives
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return the loss of each pair, [b, p]."""
         log_mean = row.log_mean
         if corrects(self.tau_plus):
             log_mean = _debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
@@ -101,23 +114,35 @@ def info_nce(
     positives_in_denominator: str = "own",
     log_q: tuple[Tensor, Tensor] | None = None,
 ) -> PairLosses:
-    """InfoNCE = -log e^a / (e^a + M E_q[e^s]) for each positive a.
+    """Compute InfoNCE, -log e^a / (e^a + M E_q[e^s]), for each positive a.
 
-    num_negatives: M. ``"support"``, the number of candidates that q allows; ``"candidates"``, all that are not the
-        anchor itself (H-SCL's 2B - 2); ``"mass"``, the sum of the weights, which leaves them unnormalised; a number.
-    tau_plus: share of false negatives to correct for (DCL, HCL): E becomes (E - tau_plus e^a) / (1 - tau_plus), with
-        the pair's own positive, and at least e^(-1/temperature), the smallest e^s of unit vectors. A floored pair
-        has no gradient to its negatives. A number, or a tensor [] or [b, 1].
-    positives_in_denominator: ``"own"``, the pair's positive; ``"all"``, every positive of the anchor (SupCon);
-        ``"none"`` (GraphCL; can be negative).
-    log_q: log-probability with which each candidate ([n] or [b, n]) and each positive ([b] or [b, p]) was sampled
-        into the batch; subtracted from the scores after the weights are known (Yi et al. 2019).
+    Args:
+        scores: Scores of b anchors with p positives and n candidates.
+        log_w: Log-weights of the negatives, [b, n], such as ``Tilt(1.0).log_weights(scores)``; they define q.
+        num_negatives: The number M. ``"support"``: the number of candidates that q allows; ``"candidates"``: all
+            candidates except the anchor itself (H-SCL's 2B - 2); ``"mass"``: the sum of the weights, so that they
+            count unnormalised; or a number, or a tensor [] or [b].
+        tau_plus: Share of false negatives to correct for (DCL, HCL), a number or a tensor [] or [b, 1]: E becomes
+            (E - tau_plus e^a) / (1 - tau_plus), with the pair's own positive, and at least e^(-1/temperature), the
+            smallest e^s of unit vectors. A pair at this lower bound has no gradient to its negatives.
+        positives_in_denominator: ``"own"``: the pair's positive; ``"all"``: every positive of the anchor (SupCon);
+            ``"none"``: no positive (GraphCL; the loss can be negative).
+        log_q: Log-probabilities with which each candidate, [n] or [b, n], and each positive, [b] or [b, p], was sampled
+            into the batch. They are subtracted from the scores after the weights are computed (Yi et al. 2019).
 
-    >>> from hardneg import Uniform, two_views
-    >>> z = torch.nn.functional.normalize(torch.ones(2, 4), dim=-1)
-    >>> scores = two_views(z, z, temperature=1.0)
-    >>> info_nce(scores, Uniform().log_weights(scores)).squeeze(1)  # log 3: one positive, two equal negatives
-    tensor([1.0986, 1.0986, 1.0986, 1.0986])
+    Returns:
+        The loss of each pair, [b, p]; 0 for positives that are not real and anchors without a negative.
+
+    Raises:
+        ArgumentError: If an option is out of range, the shape of ``log_w`` does not match, or both ``log_q`` and
+            ``tau_plus`` are given.
+
+    Example:
+        >>> from hardneg import Uniform, two_views
+        >>> z = torch.nn.functional.normalize(torch.ones(2, 4), dim=-1)
+        >>> scores = two_views(z, z, temperature=1.0)
+        >>> info_nce(scores, Uniform().log_weights(scores)).squeeze(1)  # log 3: one positive, two equal negatives
+        tensor([1.0986, 1.0986, 1.0986, 1.0986])
     """
     objective = InfoNCE(num_negatives, tau_plus, positives_in_denominator)
     if log_q is not None:
@@ -131,11 +156,20 @@ def debiased(
     tau_plus: float | Tensor,
     temperature: float | Tensor,
 ) -> tuple[Annotated[Tensor, "b p"], Annotated[Tensor, "b p"]]:
-    """Log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)), and where the floor was taken.
+    """Correct the mean of the negatives for false negatives (Chuang et al. 2020, eq. 8), in log-space.
 
-    Chuang et al. 2020, eq. 8, in log-space. The floor is active once the mean of e^s over the negatives falls below
-    tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperature that is soon everywhere. A mean over no
-    negatives stays NEVER.
+    With E = e^log_mean, returns log max((E - tau_plus e^a) / (1 - tau_plus), e^(-1/temperature)) for each positive a.
+    The lower bound applies once E falls below tau_plus e^a + (1 - tau_plus) e^(-1/temperature); at low temperatures
+    this soon happens for every pair. A mean over no negatives stays NEVER.
+
+    Args:
+        log_mean: log E_q[e^s], [b, 1].
+        positives: Scores of the positives, [b, p].
+        tau_plus: Share of false negatives in [0, 1).
+        temperature: Number or tensor by which similarities were divided.
+
+    Returns:
+        The corrected log-mean, [b, p], and a mask [b, p] that is True where the lower bound was used.
     """
     share = tau_plus if isinstance(tau_plus, Tensor) else torch.tensor(tau_plus, dtype=torch.float64)
     none, never = share <= 0, log_mean == NEVER
@@ -154,7 +188,7 @@ def debiased(
 def _debiased(
     log_mean: Tensor, positives: Tensor, tau_plus: float | Tensor, temperature: float | Tensor
 ) -> Annotated[Tensor, "b p|1"]:
-    """The first of ``debiased``, in few operations where they are known."""
+    """The first result of ``debiased``, with fewer operations if ``tau_plus`` and the temperature are plain numbers."""
     numbers = known_number(tau_plus), known_number(temperature)
     if None in numbers or not (is_plain(log_mean) and is_plain(positives)):
         return debiased(log_mean, positives, tau_plus, temperature)[0]
@@ -163,7 +197,7 @@ def _debiased(
 
 
 class _Debiased(torch.autograd.Function):
-    """The mean of ``debiased`` in few operations."""
+    """``debiased`` as one autograd function, for numbers that are known on the host."""
 
     @staticmethod
     def forward(ctx: Any, log_mean: Tensor, positives: Tensor, tau_plus: float, temperature: float) -> Tensor:
@@ -185,6 +219,7 @@ class _Debiased(torch.autograd.Function):
 
 
 def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
+    """Raise ArgumentError unless the value is a known name, a positive number, or a tensor [] or [b]."""
     if isinstance(num_negatives, Tensor):
         fine = num_negatives.ndim <= 1
         check_range(who, "num_negatives", num_negatives, 0.0, math.inf)
@@ -197,6 +232,7 @@ def check_num_negatives(who: str, num_negatives: NumNegatives) -> None:
         raise argument_error(who, what, "num_negatives", num_negatives)
 
 
+# The statistics that each named number of negatives is computed from.
 _numbers: dict[str, dict[str, Statistic]] = {
     "support": {"support": Support()},
     "candidates": {"candidates": Others()},
@@ -205,12 +241,12 @@ _numbers: dict[str, dict[str, Statistic]] = {
 
 
 def number_statistic(num_negatives: NumNegatives) -> dict[str, Statistic]:
-    """What must be known of a row to know the number of its negatives."""
+    """Return the statistics from which ``log_number`` computes the number of negatives."""
     return _numbers[num_negatives] if isinstance(num_negatives, str) else {}
 
 
 def log_number(row: Row, num_negatives: NumNegatives) -> float | PerRow:
-    """Log M of each row, [b, 1], or of all rows."""
+    """Return log M for each row, [b, 1], or one number for all rows."""
     if isinstance(num_negatives, str):
         if row.number is not None and num_negatives == "support":
             return math.log(row.number)
@@ -221,13 +257,13 @@ def log_number(row: Row, num_negatives: NumNegatives) -> float | PerRow:
 
 
 def given_number(like: Annotated[Tensor, "b 1"], number: float | Tensor) -> Annotated[Tensor, "b 1"]:
-    """A number, [] or [b], as one of each row."""
+    """Expand a number, [] or [b], to one value per row, [b, 1]."""
     return torch.ones_like(like) * (number[:, None] if isinstance(number, Tensor) and number.ndim else number)
 
 
 def _without_sampling_bias(scores: Scores, log_q: tuple[Tensor, Tensor], tau_plus: TauPlus) -> Scores:
     if corrects(tau_plus):
-        what = "tau_plus=0 with log_q: the floor of the debiased mean has no meaning there"
+        what = "tau_plus=0 with log_q: corrected scores are no similarities, so the debiased mean has no lower bound"
         raise ArgumentError("info_nce", what)
     of_candidates, of_positives = log_q
     of_positives = of_positives[:, None] if of_positives.ndim == 1 else of_positives

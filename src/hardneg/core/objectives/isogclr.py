@@ -1,7 +1,7 @@
-"""iSogCLR (Qiu et al. 2023, eq. 4): a temperature of its own for each anchor, learnt with the loss.
+"""iSogCLR (Qiu et al. 2023, eq. 4): a learnt temperature for each anchor.
 
-tau (log E_q[e^((s - s+) / tau)] + rho): the robust form of the global contrastive loss. rho keeps temperatures from
-falling; the authors take 0.3 and temperatures in [0.05, 0.7].
+The loss is tau (log E_q[e^((s - s+) / tau)] + rho), the robust form of the global contrastive loss. rho keeps
+temperatures from collapsing to zero; the authors use 0.3 and temperatures in [0.05, 0.7].
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from hardneg.core.objectives.base import Objective, Row
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ISogCLR(Objective):
-    """tau (log E_q[e^s] - a + rho), tau being the anchor's temperature; of the batch, without running normalisers."""
+    """iSogCLR: tau (log E_q[e^s] - a + rho), where tau is the anchor's temperature.
+
+    This is the loss of the batch, without running normalisers; ``hardneg.losses.individual`` learns the temperatures.
+
+    Args:
+        rho: Radius of the robust loss, 0 or more; larger values give higher temperatures.
+    """
 
     rho: float = 0.3
     name: ClassVar = "isogclr"
@@ -27,4 +33,5 @@ class ISogCLR(Objective):
         check_range("isogclr", "rho", self.rho, 0.0, math.inf, open_high=True)
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return tau (log E_q[e^s] - a + rho) for each pair, [b, p]."""
         return row.temperature * (row.log_mean - positive + self.rho)

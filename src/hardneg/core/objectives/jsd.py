@@ -1,7 +1,7 @@
 """The Jensen-Shannon estimate of mutual information (InfoGraph, Sun et al. 2020), as a loss.
 
-A tilt gives HCL's hard version with the sign of the paper, q ~ exp(+beta s); the authors' graph code has exp(-beta s),
-which prefers easy graphs.
+With a tilt it is HCL's hard version with the sign of the paper, q ~ exp(+beta s); the authors' graph code has
+exp(-beta s), which prefers easy graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ def _softplus_of(tile: Tile) -> Tensor:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class JSD(Objective):
-    """E_q[softplus(s)] + softplus(-a) - 2 log 2; ``tau_plus`` corrects the negative term."""
+    """Jensen-Shannon loss: E_q[softplus(s)] + softplus(-a) - 2 log 2.
+
+    Args:
+        tau_plus: Share of false negatives to correct for, in [0, 1); corrects the mean over the negatives.
+    """
 
     tau_plus: TauPlus = 0.0
     name: ClassVar = "jsd"
@@ -34,9 +38,11 @@ class JSD(Objective):
         check_tau_plus("jsd", self.tau_plus)
 
     def statistics(self) -> Mapping[str, Statistic]:
+        """Return E_q[softplus(s)]."""
         return {"mean": Mean(_softplus_of)}
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return the loss of each pair, [b, p]."""
         negative = row.mean
         if corrects(self.tau_plus):
             negative = (negative - self.tau_plus * softplus(positive)) / (1.0 - self.tau_plus)  # type: ignore[operator]
@@ -44,9 +50,24 @@ class JSD(Objective):
 
 
 def jsd(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> PairLosses:
-    """Jensen-Shannon estimate of mutual information, as a loss: E_q[softplus(s)] + softplus(-a) - 2 log 2.
+    """Compute the Jensen-Shannon loss, E_q[softplus(s)] + softplus(-a) - 2 log 2, for each positive a.
 
-    InfoGraph takes the plain mean over other graphs. ``tau_plus`` corrects the negative term to
-    (E_q[softplus(s)] - tau_plus softplus(a)) / (1 - tau_plus).
+    InfoGraph uses the plain mean over other graphs: ``Uniform()``.
+
+    Args:
+        scores: Scores of b anchors with p positives and n candidates.
+        log_w: Log-weights of the negatives, [b, n].
+        tau_plus: Share of false negatives in [0, 1). The mean over the negatives becomes
+            (E_q[softplus(s)] - tau_plus softplus(a)) / (1 - tau_plus).
+
+    Returns:
+        The loss of each pair, [b, p].
+
+    Example:
+        >>> import torch
+        >>> from hardneg import Uniform, two_views
+        >>> scores = two_views(torch.eye(2), torch.eye(2), temperature=1.0)
+        >>> jsd(scores, Uniform().log_weights(scores))[0].round(decimals=4)  # log 2 + log(1 + 1/e) - 2 log 2
+        tensor([-0.3799])
     """
     return JSD(tau_plus).losses(scores, log_w)

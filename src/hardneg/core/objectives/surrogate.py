@@ -1,4 +1,9 @@
-"""Surrogates: the gradient of a global loss, without its value (SogCLR, Yuan et al. 2022; EMC2, Yau et al. 2024)."""
+"""Surrogates: losses with the gradient of a global loss but another value.
+
+A global loss (SogCLR, Yuan et al. 2022; EMC2, Yau et al. 2024) normalises over the whole data set. Its gradient needs
+only the batch and an estimate of each anchor's normaliser, which ``hardneg.losses.global_softmax`` and
+``hardneg.state`` maintain.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
 @dataclass(frozen=True)
 class _Repulsion(Mean):
-    """sum_j stop_gradient(w_j / norm) s_j."""
+    """sum_j stop_gradient(w_j / norm) s_j: its gradient pushes negatives away in proportion to their weights."""
 
     detach: bool = True
     log_norm: Tensor | None = None
@@ -42,22 +47,34 @@ class _Repulsion(Mean):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Surrogate(Objective):
-    """-a + sum_j stop_gradient(w_j / norm) s_j, the weights being normalised over the row without ``log_norm``."""
+    """Surrogate loss: -a + sum_j stop_gradient(w_j / norm) s_j.
+
+    Args:
+        log_norm: Logarithm of each anchor's normaliser, [b]. None normalises the weights over the row.
+    """
 
     log_norm: Annotated[Tensor, "b"] | None = None
     name: ClassVar = "surrogate"
 
     def statistics(self) -> Mapping[str, Statistic]:
+        """Return the weighted sum of the scores of the negatives."""
         return {"repulsion": _Repulsion(log_norm=self.log_norm)}
 
     def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return the surrogate of each pair, [b, p]."""
         return row.repulsion - positive
 
 
 def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, "b"] | None = None) -> PairLosses:
-    """-a + sum_j stop_gradient(w_j / norm) s_j: the gradient of a global loss, without its value.
+    """Compute -a + sum_j stop_gradient(w_j / norm) s_j for each positive a, which has the gradient of a global loss.
 
-    SogCLR: log_w = Tilt(1.0), log_norm = log u + log N. EMC2: log_w = log of the visits, log_norm = log of all visits.
-    Without log_norm the weights are normalised over the row: the gradient of -a + LSE(s) for Tilt(1.0).
+    Args:
+        scores: Scores of b anchors with p positives and n candidates.
+        log_w: Log-weights of the negatives, [b, n]. SogCLR: those of ``Tilt(1.0)``. EMC2: log of the number of visits.
+        log_norm: Logarithm of each anchor's normaliser, [b]. SogCLR: log u + log N. EMC2: log of the number of all
+            visits. None normalises the weights over the row, which for ``Tilt(1.0)`` is the gradient of -a + LSE(s).
+
+    Returns:
+        The surrogate of each pair, [b, p]; its value is not that of the global loss.
     """
     return Surrogate(log_norm).losses(scores, log_w)
