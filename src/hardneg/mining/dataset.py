@@ -31,9 +31,10 @@ from hardneg.mining.explain import no_negatives
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import JudgedDocuments, Problem, Side, build_problem, check_no_label_ignored, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
+from hardneg.mining.table_columns import JudgedDocuments, check_no_label_ignored
 from hardneg.negatives import Negatives, parse
 
 

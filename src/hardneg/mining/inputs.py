@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, spelled
+from hardneg.core.errors import ArgumentError, FileError, spelled
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import same_file
-from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
+from hardneg.io.tables import Table, aligned, column_names, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.encode import (
@@ -36,8 +36,9 @@ from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.judgements import numbered_both, read_grades
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.search import Retriever, Search
+from hardneg.mining.table_columns import documents_of_table, side_of_table
 from hardneg.mining.table_values import checked_ids
 
 StageProgress = Callable[[str, int], Callable[[int], None]]
@@ -46,6 +47,28 @@ StageProgress = Callable[[str, int], Callable[[int], None]]
 
 def quiet(what: str, steps: int) -> Callable[[int], None]:
     return lambda done: None
+
+
+def from_beir(options: MineOptions) -> MineOptions:
+    """The options with the files of the folder, where the queries are one and nothing else is named."""
+    folder = Path(options.queries)
+    corpus, queries = (_beir_file(folder, name) for name in ("corpus", "queries"))
+    if not folder.is_dir() or corpus is None or queries is None:
+        return options
+    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the one to train on first
+    given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
+    if given is None:
+        raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
+    columns = options.columns
+    documents = options.corpus or str(corpus)
+    # The names are those of the first line, and only some of the documents may have a title.
+    if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
+        columns = replace(columns, corpus="title+text")
+    return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
+
+
+def _beir_file(folder: Path, name: str) -> Path | None:
+    return next((path for suffix in (".jsonl", ".jsonl.gz") if (path := folder / f"{name}{suffix}").is_file()), None)
 
 
 def load_problem(options: MineOptions) -> Problem:

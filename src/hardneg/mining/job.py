@@ -35,7 +35,7 @@ from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation, no_negatives
 from hardneg.mining.fusion import split_name
 from hardneg.mining.imports import load_imports
-from hardneg.mining.inputs import Embedded, StageProgress, embeddings, load_problem, make_miner, quiet
+from hardneg.mining.inputs import Embedded, StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
 from hardneg.mining.manifest import (
     check_unchanged,
     describe_inputs,
@@ -48,7 +48,7 @@ from hardneg.mining.manifest import (
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher
-from hardneg.mining.problem import Problem, from_beir
+from hardneg.mining.problem import Problem
 from hardneg.mining.search_depth import check_lists
 from hardneg.mining.stages import Files, Stage, Stages, chosen_pieces
 

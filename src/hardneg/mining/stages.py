@@ -13,9 +13,12 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -23,7 +26,9 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Bounds, State, Window, finish, left_by, reduce_rows
-from hardneg.io.arrays import Array
+from hardneg.io.arrays import Array, names_in_npz, read_member
+from hardneg.io.files import run_again, write_atomically
+from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.corpus_scores import ModelVectors
 from hardneg.mining.edges import WindowEdges, count_bytes, finished, is_wide, narrowed, start_edges
@@ -34,13 +39,6 @@ from hardneg.search.nearest import Nearest, merged
 
 if TYPE_CHECKING:
     from hardneg.mining.engine import Miner
-import os
-import zipfile
-from pathlib import Path
-
-from hardneg.io.arrays import names_in_npz, read_member
-from hardneg.io.files import run_again, write_atomically
-from hardneg.io.sealed import is_whole, sealing
 
 PieceArrays = Mapping[str, Array]
 
