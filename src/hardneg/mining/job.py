@@ -1,7 +1,12 @@
-"""`hardneg mine`: files in, files out. Pieces are kept as they are done, so that a killed run resumes.
+"""`hardneg mine`: mine files into files, in pieces, so that a killed run resumes where it stopped.
 
-The output and its manifest are made in OUT.work and put in place one after the other: the manifest holds the digest of
-the output, so that no reader takes those of two jobs for one. One process at a time works on an output.
+``run`` is the entry point, called by the command line. It reads the inputs (``inputs.py``),
+computes the stages (``stages.py``) on an engine (``engines/``), and writes the output and its
+manifest. Finished pieces are kept in OUT.work.
+
+The output and its manifest are made in OUT.work and moved into place one after the other. The
+manifest contains the digest of the output, so a reader never pairs the files of two jobs. One
+process at a time works on an output.
 """
 
 from __future__ import annotations
@@ -61,7 +66,16 @@ _names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "sea
 
 @dataclass(frozen=True)
 class Summary:
-    """What came out: for the terminal and for the manifest."""
+    """The outcome of a job, for the terminal and for the manifest.
+
+    Attributes:
+        counts: Numbers of queries, documents, duplicates, missing positives, negatives and so on.
+        explanation: Number of candidates that each factor removed, and why queries are short.
+        statistics: Mean and quantiles of the similarities of positives, negatives and random pairs.
+        rows_written: Rows of the output.
+        manifest: Path of the manifest.
+        recall: Measured recall of an approximate search; None for an exact one.
+    """
 
     counts: dict[str, int]
     explanation: Explanation
@@ -72,7 +86,23 @@ class Summary:
 
 
 def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None:
-    """Mines files into files; None on every rank but the first, and of a part. See docs/guides/mining.md."""
+    """Mine files into files, resuming a killed run of the same job.
+
+    See docs/guides/mining.md.
+
+    Args:
+        options: Inputs, rule, search and output.
+        progress: Called at the start of each stage; see ``StageProgress``.
+
+    Returns:
+        The summary; None on all ranks but the first, and for a part (``--part``) of a job.
+
+    Raises:
+        ArgumentError: If options contradict each other or the data.
+        FileError: If a file is missing or cannot be read.
+        DataChanged: If an input changes while it is mined.
+        InUse: If another process works on the same output.
+    """
     options = from_beir(options)
     check_options(options)
     check_work_folder(options.out)
@@ -88,7 +118,7 @@ def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None
 
 
 def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
-    """The lock of this output; the first of several ranks holds it for all, and parts work side by side."""
+    """Lock the output; the first of several ranks holds the lock for all, and parts work side by side."""
     out = Path(options.out)
     if out.parent.exists() and not out.parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out.parent))
@@ -144,8 +174,13 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
 
 @dataclass(frozen=True)
 class Context:
-    """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces and
-    the job that they are of.
+    """The data that a process needs to compute pieces of a job.
+
+    Attributes:
+        options: The options, with absolute paths.
+        keys: Cache keys of the encoders, so that vectors are read from the cache and no encoder is loaded.
+        folder: Folder of the pieces.
+        job: Digest of the fingerprint of the job, part of the names of the pieces.
     """
 
     options: MineOptions
@@ -155,11 +190,16 @@ class Context:
 
 
 _here: dict[Context, Stages] = {}
-"""The jobs of this process, which its forks inherit."""
+"""Stages of the jobs of this process, which forked workers inherit."""
 
 
 def compute(context: Context, task: tuple[Stage, int]) -> None:
-    """Computes one piece and keeps it."""
+    """Compute one piece and store it; runs in any process, with the same result.
+
+    Args:
+        context: The job.
+        task: The stage and the number of the piece.
+    """
     if context not in _here:
         _here.clear()
         _here[context] = _stages_of(context)
@@ -168,7 +208,7 @@ def compute(context: Context, task: tuple[Stage, int]) -> None:
 
 
 def _stages_of(context: Context) -> Stages:
-    """In another process: tables and vectors are read again, no encoder is loaded."""
+    """Set up the stages in another process: read tables and vectors again, without loading an encoder."""
     options = context.options
     load_imports(options.imports)
     problem = load_problem(options)
@@ -177,7 +217,7 @@ def _stages_of(context: Context) -> Stages:
 
 
 def _absolute(options: MineOptions) -> MineOptions:
-    """With paths that are right in any folder."""
+    """Return the options with absolute paths, valid in any working directory."""
     given = vars(options)
     models = [name for name in ("model", "guide", "cross_encoder") if given[name] and Path(given[name]).exists()]
     files = [name for name in (*inputs, "out", "cache") if given[name] is not None]
@@ -189,7 +229,7 @@ def _absolute(options: MineOptions) -> MineOptions:
 
 
 def _check_ours(options: MineOptions) -> None:
-    """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
+    """Raise if the output or manifest to be replaced was not written by hardneg, or was changed since."""
     out, manifest = Path(options.out), manifest_of(options.out)
     # A run that was killed between its output and its manifest has the manifest in its work folder.
     manifests = (Path(f"{out}.work") / "manifest.json", manifest)
@@ -199,8 +239,17 @@ def _check_ours(options: MineOptions) -> None:
 
 
 def check_room(options: MineOptions, problem: Problem) -> None:
-    """Warns where no query can have k negatives; raises if the format writes none with fewer, and for ranks that no
-    list of the retrievers has.
+    """Check that the corpus and the candidate lists are large enough for k negatives.
+
+    Warns if no query can have k negatives.
+
+    Args:
+        options: The rule, the format and the search.
+        problem: Queries, corpus and positives.
+
+    Raises:
+        ArgumentError: If the format writes no row with fewer than k negatives, or if the expression
+            needs ranks that are beyond the lists of the retrievers.
     """
     if is_listed(options):
         sizes = options.candidates, len(retriever_names(options)), len(problem.corpus)
@@ -223,7 +272,7 @@ def check_room(options: MineOptions, problem: Problem) -> None:
 
 
 def warn_of_ids(options: MineOptions, problem: Problem) -> None:
-    """Warns where a format for training has no texts to write."""
+    """Warn if a format for training is requested but there are no texts to write."""
     if options.format != "ids" and (problem.queries.texts is None or problem.corpus.texts is None):
         ids = written("mine", "format", "ids")
         text = f"There are no texts, so the rows of {options.format} hold ids: use {ids}, or name tables with texts."
@@ -231,7 +280,7 @@ def warn_of_ids(options: MineOptions, problem: Problem) -> None:
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -> Path:
-    """The folder of finished pieces; those of another job or of other data are deleted."""
+    """Return the folder of finished pieces, after deleting those of another job or of other data."""
     work = Path(f"{options.out}.work")
 
     with (
@@ -248,7 +297,7 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -
 
 
 def check_work_folder(out: str) -> None:
-    """Raises if the folder for finished blocks holds what no run of ours has written: it would be thrown away."""
+    """Raise if OUT.work contains files that hardneg did not write, since the folder is deleted at the end."""
     work = Path(f"{out}.work")
     if not work.exists():
         return
@@ -263,7 +312,7 @@ def check_work_folder(out: str) -> None:
 
 
 def _read_job(path: Path) -> Any:
-    """What the blocks were made of; None where that is not known."""
+    """Return the fingerprint of the job that the stored pieces belong to; None if it is unknown."""
     if not path.exists():
         return None
     try:
@@ -274,6 +323,7 @@ def _read_job(path: Path) -> Any:
 
 
 def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
+    """Return the mined rows with the scores of the positives."""
     # The pairs of the miner are sorted by row within a query; the problem's positives follow.
     problem.positives = [sorted(rows) for rows in problem.positives]
     query = torch.arange(len(problem.queries), device=miner.scorer.device)
@@ -293,7 +343,7 @@ def _finish(
     embedded: Embedded,
     sources: dict[str, Any],
 ) -> Summary:
-    """Makes the output and its manifest in the work folder, then puts both in place."""
+    """Write the output and its manifest in the work folder, then move both into place."""
     result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.scorer.device
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
@@ -338,7 +388,7 @@ def _finish(
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
-    """Similarities of positives, chosen negatives and random documents."""
+    """Return mean and quantiles of the similarities of positives, chosen negatives and 1000 random pairs."""
     random = torch.Generator().manual_seed(0)
     query = torch.randint(0, len(result.rows), (1000,), generator=random)
     rows = torch.randint(0, len(miner.scorer.corpus), (1000,), generator=random)
@@ -354,7 +404,7 @@ def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
 
 
 def _remove_partials(options: MineOptions) -> None:
-    """What killed runs of this job left half written among its embeddings; a shared cache is left alone."""
+    """Delete half-written embeddings of killed runs of this job; a shared cache is left alone."""
     if options.cache is None:
         for path in Path(f"{options.out}.embeddings").glob(".*.partial"):
             path.unlink(missing_ok=True)
