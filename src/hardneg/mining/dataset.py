@@ -1,7 +1,10 @@
-"""hn.mine for a ``datasets.Dataset``: (anchor, positive) texts and a model in, a Dataset with negatives out.
+"""``hn.mine`` for a ``datasets.Dataset``: mine (anchor, positive) texts with a model.
 
-The columns, their names and the order of the rows are those of sentence-transformers' ``mine_hard_negatives``. Its
-options have the same names here and are translated to an expression (st_names.py), which is printed.
+The columns, their names and the order of the rows are those of sentence-transformers'
+``mine_hard_negatives``. Its options have the same names here and are translated to an expression
+(``st_names.py``), which is printed.
+
+``mine_dataset`` encodes the texts, mines by ``engine.mine`` and writes columns by ``output.columns_of``.
 """
 
 from __future__ import annotations

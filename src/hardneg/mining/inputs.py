@@ -1,4 +1,9 @@
-"""From files to a miner: tables and embeddings are read, texts encoded, labels numbered."""
+"""From files to a ``Miner``: read tables and embeddings, encode texts, number labels.
+
+``load_problem`` reads queries, corpus and positives, ``embeddings`` adds their vectors from files,
+from the cache or from an encoder, and ``make_miner`` puts both together. Called in this order by
+``job.py``, and with a sample by ``estimate.py``; audits of mined files use parts of it.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +47,27 @@ from hardneg.mining.table_columns import documents_of_table, side_of_table
 from hardneg.mining.table_values import checked_ids
 
 StageProgress = Callable[[str, int], Callable[[int], None]]
-"""(what is done, how many steps) -> call it with the number of steps done."""
+"""(name of a stage, number of steps) -> function to call with the number of steps done since its last call."""
 
 
 def quiet(what: str, steps: int) -> Callable[[int], None]:
+    """Show no progress; the default ``StageProgress``."""
     return lambda done: None
 
 
 def from_beir(options: MineOptions) -> MineOptions:
-    """The options with the files of the folder, where the queries are one and nothing else is named."""
+    """Return the options with the files of a BEIR folder, if ``queries`` is such a folder.
+
+    A BEIR folder contains ``corpus.jsonl`` and ``queries.jsonl``, plain or compressed, and
+    ``qrels/{train,dev,test}.tsv``. Options that are given explicitly stay; the judgements are those
+    of the first split there is, in this order. Titles and texts of documents are joined.
+
+    Args:
+        options: Options whose ``queries`` may be a folder.
+
+    Raises:
+        FileError: If the folder has no judgements and none are given.
+    """
     folder = Path(options.queries)
     corpus, queries = (_beir_file(folder, name) for name in ("corpus", "queries"))
     if not folder.is_dir() or corpus is None or queries is None:
@@ -72,10 +89,19 @@ def _beir_file(folder: Path, name: str) -> Path | None:
 
 
 def load_problem(options: MineOptions) -> Problem:
-    """Queries, corpus and positives from the files.
+    """Read queries, corpus and positives from the files.
 
-    Queries that are the corpus, row by row, are never their own negatives: where both come from one file, and where
-    two files of embeddings carry ids, by id.
+    If queries and corpus are the same rows, none is its own negative: if both come from one file,
+    or if two files of embeddings carry ids, by id.
+
+    Args:
+        options: Paths, columns and rules for labels and missing positives.
+
+    Returns:
+        Queries, documents and positives by row, with counts of everything that was skipped.
+
+    Raises:
+        ArgumentError: If columns, ids or positives are missing or contradict each other.
     """
     _check_all_are_read(options)
     table = None if holds_vectors(options.queries) else read_table(options.queries)
@@ -113,6 +139,7 @@ def load_problem(options: MineOptions) -> Problem:
 
 
 def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
+    """Return the documents; None if the positives are to be the corpus."""
     if same:
         given, own = options.corpus_embeddings, (options.query_embeddings, options.queries)
         if options.corpus is None or given is None or any(_same_file(given, one) for one in own):
@@ -128,7 +155,7 @@ def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
 
 
 def _check_all_are_read(options: MineOptions) -> None:
-    """Raises for a file that nothing would be read from."""
+    """Raise if embeddings are given twice for one side, so that one file would be ignored."""
     for name, path, beside in (
         ("queries", options.queries, options.query_embeddings),
         ("corpus", options.corpus, options.corpus_embeddings),
@@ -138,7 +165,7 @@ def _check_all_are_read(options: MineOptions) -> None:
 
 
 def _are_the_same(options: MineOptions) -> bool:
-    """Whether queries and corpus are one file, in any spelling, and the same column of it."""
+    """Return whether queries and corpus are the same column of the same file, however its path is written."""
     if options.corpus is None:
         beside = options.corpus_embeddings
         return any(_same_file(beside, one) for one in (options.queries, options.query_embeddings))
@@ -151,6 +178,7 @@ def _same_file(first: str | None, second: str | None) -> bool:
 
 
 def _side(table: Table | None, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
+    """Return queries or documents from a table with optional vectors or, without a table, from a file of vectors."""
     columns = options.columns
     if table is None:
         vectors, ids = read_vectors(path, options.embedding_column)
@@ -175,7 +203,13 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Vectors of the queries and of the corpus, and the keys of the encoders by which they are in the cache."""
+    """Vectors of queries and corpus.
+
+    Attributes:
+        vectors: Vectors of the queries [q, d] and of the documents [n, d].
+        keys: Cache keys of the encoders, by the name of what they encoded.
+        guide: Vectors of the guide model for queries [q, e] and documents [n, e], if there is one.
+    """
 
     vectors: tuple[Tensor, Tensor]
     keys: dict[str, str] = field(default_factory=dict)
@@ -183,12 +217,12 @@ class Embedded:
 
 
 def _empty(side: Side) -> list[bool]:
-    """Rows of empty texts, which are left out and need no vector."""
+    """Mark rows with empty texts, which are left out later and need no vector."""
     return [not text.strip() for text in side.texts or ()]
 
 
 def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
-    """Any vector for empty texts that have none."""
+    """Fill in any vector for empty texts that have none, so that the column is complete."""
     some = next((value for value in values if value), None)
     lacks = [skip and not value for value, skip in zip(values, empty, strict=False)]
     return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
@@ -201,10 +235,18 @@ def embeddings(
     progress: StageProgress,
     known: Mapping[str, str] | None = None,
 ) -> Embedded:
-    """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
+    """Return the vectors of queries and corpus, given or encoded, and those of the guide.
 
-    ``known``: keys of encoders by which vectors are in the cache, so that no encoder is loaded.
-    Vectors of an encoder without a key are encoded again in each run, and kept for its own processes only.
+    Vectors of an encoder without a key are encoded again in each run, and kept only for the
+    processes of that run.
+
+    Args:
+        options: Model or encoder, prompts and cache.
+        problem: Queries and documents; their ``vectors`` are set.
+        engine: Where texts are encoded.
+        progress: Called for each side that is encoded.
+        known: Cache keys of the encoders from an earlier call; vectors are then read from the cache
+            and no encoder is loaded.
     """
     sides = (problem.queries, problem.corpus)
     if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
@@ -237,6 +279,11 @@ def embeddings(
 
 
 def load_encoders(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
+    """Load the encoders of queries and of documents that the options name.
+
+    Raises:
+        ArgumentError: If there are neither embeddings nor a model nor an encoder.
+    """
     device = options.device or device_of_rank()
     if options.model is not None:
         return encoders_of_model(
@@ -256,12 +303,20 @@ def load_encoders(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
 
 
 def load_guide(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
+    """Load the guide model's encoders of queries and of documents."""
     assert options.guide is not None
     device = options.device or device_of_rank()
     return encoders_of_model(options.guide, options.batch_size, device, cache_key=options.cache_key)
 
 
 def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Miner:
+    """Build the miner: vectors, labels, retrievers, rescorer and guide.
+
+    Args:
+        options: Rule and search.
+        problem: Queries, documents and positives.
+        embedded: Vectors of ``embeddings``.
+    """
     (queries, corpus), device = embedded.vectors, options.device or device_of_rank()
     if options.similarity == "cosine":
         check_directions("queries", queries)

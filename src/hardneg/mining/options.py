@@ -34,7 +34,7 @@ def manifest_of(out: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of columns; None looks for the usual ones. Several joined by ``+`` are one text: ``title+text``."""
+    """Names of columns; None looks for the usual names, and names joined by ``+`` form one text: ``title+text``."""
 
     query: str | None = option(None, "Column with the text of a query.", INPUT)
     query_id: str | None = option(None, "Column with the id of a query.", INPUT)

@@ -1,15 +1,24 @@
-"""From tables to what is mined: queries, corpus and positives, with a documented and counted rule for each oddity.
+"""Put queries, corpus and positives together, with a documented and counted rule for each irregularity.
 
 - Rows of queries with the same id (or, without ids, the same text) are one query with several positives.
-- Queries of the same text under several ids share their positives: none of these is a negative of that text.
-- Documents with the same text are one document, under the first of their ids: the text of a positive is never a
-  negative under another id, and no text is a negative twice.
+- Queries of the same text under several ids share their positives: none of these is a negative of
+  that text.
+- Documents with the same text are one document, under the first of their ids: the text of a
+  positive is never a negative under another id, and no text is a negative twice.
 - A document with the text of the query itself is never its negative.
-- Empty texts are left out; positives that point to them are not in the corpus, an error unless those are dropped.
-- A string where positives are meant is one positive, never a list of characters; one that writes out a list is refused.
-- Rows of another label than the one wanted are no positives; their documents are in the corpus, judged irrelevant.
-- Positives are ids or texts of the corpus; where some of the texts are not there, they are added to it.
-- Queries that are left without a positive are left out.
+- Empty texts are left out; positives that refer to them are missing in the corpus, an error unless
+  missing ones are dropped.
+- A string in a column of positives is one positive, never a list of characters; a string that
+  spells out a list is an error.
+- Rows with another label than the requested one are no positives; their documents are in the
+  corpus, judged irrelevant.
+- Positives are ids or texts of the corpus; if only some of the texts are in the corpus, the others
+  are added to it.
+- Queries without any positive are left out.
+
+``Side`` holds queries or documents, ``build_problem`` applies the rules and returns a ``Problem``.
+Called by ``inputs.py`` for files and by ``dataset.py`` for data sets; ``table_columns.py`` reads
+the sides from tables.
 """
 
 from __future__ import annotations
@@ -29,7 +38,17 @@ from hardneg.mining.table_values import RowNumbers, key_of, of_one_kind, row_in
 
 @dataclass
 class Side:
-    """Queries or documents: ids as they came, texts and embeddings where there are any, rows as in the file."""
+    """Queries or documents, in the order of their file.
+
+    Attributes:
+        ids: Ids as they were given; row numbers if there are none.
+        texts: Text of each row, if there are texts.
+        vectors: Embedding of each row [n, d], maybe a memory map.
+        labels: Class label of each row, for ``OtherLabel()``.
+        groups: Group of each row.
+        named: False if the ids are only row numbers.
+        own_ids: True if a file of embeddings contains the ids.
+    """
 
     ids: Sequence[Any]
     texts: list[str] | None = None
@@ -40,7 +59,12 @@ class Side:
     own_ids: bool = False  # True where a file of embeddings carries the ids
 
     def only(self, rows: list[int]) -> Side:
-        """Some of the rows; all of them share the vectors, which may lie on disk."""
+        """Return the side with some of the rows.
+
+        Args:
+            rows: Row numbers to keep; for all rows in order the vectors are shared, not copied,
+                since they may be on disk.
+        """
         if rows == list(range(len(self.ids))):
             return replace(self)  # not itself: queries and documents get vectors of their own
         kept: dict[str, Any] = {}
@@ -55,6 +79,11 @@ class Side:
 
 
 def texts_of(side: Side, who: str) -> list[str]:
+    """Return the texts of a side.
+
+    Raises:
+        ArgumentError: If there are only embeddings; ``who`` is named in the error.
+    """
     if side.texts is None:
         raise ArgumentError(who, "texts", "embeddings only")
     return side.texts
@@ -62,7 +91,17 @@ def texts_of(side: Side, who: str) -> list[str]:
 
 @dataclass
 class Problem:
-    """What is mined: positives by row of the corpus; ``own`` is the row of a query that is itself a document, or -1."""
+    """Queries, documents and positives by row, ready to be mined.
+
+    Attributes:
+        queries: One row for each query.
+        corpus: One row for each distinct document.
+        positives: Rows of the corpus that are positives, for each query.
+        own: Row of the corpus that is the query itself, or -1, for each query.
+        counts: Number of rows that each rule of this module applied to.
+        judged_negatives: Rows judged irrelevant, for each query; empty if there are none at all.
+        alignment: How close the positives are, once there are vectors.
+    """
 
     queries: Side
     corpus: Side
@@ -84,12 +123,21 @@ def build_problem(
     same: bool = False,
     drop_missing: bool = False,
 ) -> Problem:
-    """Puts queries, corpus and positives together.
+    """Put queries, corpus and positives together by the rules of this module.
 
-    positives: ids of documents or their texts, for each row of the queries; judged: (query id, document id) pairs.
-    irrelevant, judged_irrelevant: the same of documents that are judged irrelevant, which are verified negatives.
-    Without a corpus the texts of the rows are the corpus. ``same``: the queries are the corpus, row by row.
-    drop_missing: whether a positive that is nowhere in the corpus is left out and counted, or an error.
+    Args:
+        queries: Queries; several rows may belong to one.
+        corpus: Documents; None takes the texts of the positives as the corpus.
+        positives: Ids or texts of the positives, for each row of the queries.
+        judged: (query id, document id) pairs that are positives, too.
+        irrelevant: Ids or texts of documents judged irrelevant, for each row of the queries.
+        judged_irrelevant: (query id, document id) pairs of documents judged irrelevant.
+        same: Whether the queries are the corpus, row by row.
+        drop_missing: Whether positives that are missing in the corpus are dropped and counted,
+            instead of being an error.
+
+    Raises:
+        ArgumentError: If ids, texts or positives contradict each other, or if no query has a positive.
     """
     counts: dict[str, int] = {}
     given = [list(each) for each in positives] if positives is not None else [[] for _ in queries.ids]
@@ -141,7 +189,7 @@ def build_problem(
 
 
 def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
-    """How many positives are missing, the first of them with its query, and a likely reason."""
+    """Return the error for missing positives: their number, the first with its query, and a likely reason."""
     query, one = missing[0]
     texts = corpus.texts or ()
     empty = not key_of(one).strip() or any(
@@ -165,12 +213,12 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
 
 
 def _are_rows(side: Side) -> bool:
-    """Whether the ids are only the numbers of the rows."""
+    """Return whether the ids are only row numbers."""
     return not side.own_ids and (isinstance(side.ids, range) or list(side.ids) == list(range(len(side))))
 
 
 def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
-    """Judgements of other queries may be those of another split, or of ids that do not match."""
+    """Warn of judgements of unknown queries: they belong to another split, or the ids do not match."""
     if unknown:
         names = list(dict.fromkeys(map(key_of, unknown)))
         shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
@@ -189,6 +237,7 @@ def _finished(
     same: Mapping[str, int] | None,
     counts: Any,
 ) -> Problem:
+    """Return the problem without queries that have no positive, after sharing positives among equal texts."""
     rows, false = judged
     counts["queries_of_the_same_text"] = _share_positives(queries, first, rows)
     _share_positives(queries, first, false)
@@ -215,7 +264,7 @@ def _finished(
 
 
 def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:
-    """Gives queries of the same text each other's positives, and returns how many duplicates there are."""
+    """Give queries with the same text each other's positives, and return the number of duplicates."""
     of_text: dict[str, list[int]] = {}
     for group, row in enumerate(first):
         if queries.texts is not None:
@@ -229,7 +278,7 @@ def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> 
 
 
 def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str, int]]:
-    """The corpus without copies and empty texts, and the row of every id."""
+    """Return the corpus without duplicates and empty texts, and the row of every id."""
     if isinstance(corpus.ids, range) and corpus.texts is None and len(corpus):  # vectors alone, of any number
         counts.update(repeated_documents=0, copies_of_documents=0, empty_documents=0)
         return replace(corpus), RowNumbers(corpus.ids)
@@ -262,7 +311,7 @@ def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str,
 
 
 def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], list[int]]:
-    """The query of each row, -1 for an empty text, and the first row of each query."""
+    """Return the query of each row (-1 for an empty text) and the first row of each query."""
     groups: list[int] = []
     first: list[int] = []
     where: dict[Hashable, int] = {}
@@ -293,6 +342,7 @@ def _same_vectors(side: Side, first: int, second: int) -> bool:
 
 
 def _positives_as_corpus(given: list[list[Any]]) -> Side:
+    """Return the distinct texts of the positives as the documents."""
     texts = list(dict.fromkeys(one for each in given for one in each))
     for row, one in ((row, one) for row, each in enumerate(given) for one in each if not isinstance(one, str)):
         flag = spelled("mine", "corpus")
@@ -304,10 +354,11 @@ def _positives_as_corpus(given: list[list[Any]]) -> Side:
 def _positives_by(
     given: list[list[Any]], documents: Side, row_of: Mapping[str, int], corpus: Side, counts: dict[str, int]
 ) -> tuple[Side, Mapping[str, int]]:
-    """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it.
+    """Return the documents and the row of each positive, which may be given by id or by text.
 
-    Where none is an id and none a text of the corpus, they may be ids that were looked for in the wrong column: they
-    must not become documents.
+    Positives are ids if any of them is one; otherwise texts, and those that the corpus lacks are
+    added to it. If none is an id and none a text of the corpus, they may be ids of another column
+    and must not become documents: an error.
     """
     flat = [one for each in given for one in each]
     are_ids = corpus.named and any(key_of(one) in row_of for one in flat)
@@ -340,7 +391,7 @@ def _positives_by(
 
 
 def _with_texts(documents: Side, new: list[str]) -> Side:
-    """The corpus and further texts, whose ids are their texts, unless ids are only positions."""
+    """Return the corpus with further texts; their ids are their texts, or row numbers if the corpus has no ids."""
     assert documents.texts is not None
     ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
     labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]

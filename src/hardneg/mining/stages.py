@@ -41,11 +41,23 @@ if TYPE_CHECKING:
     from hardneg.mining.engine import Miner
 
 PieceArrays = Mapping[str, Array]
+"""The arrays of a piece by name."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One map: what is computed, for which attempt, and in how many pieces."""
+    """One map over pieces; two stages with the same name compute the same pieces.
+
+    Attributes:
+        kind: ``"queries"``, ``"bounds"``, ``"settled"``, ``"lists"`` or ``"chosen"``.
+        attempt: Number of the attempt and of the group of queries, such as ``"0.2"``.
+        size: Candidates in each list; None for whole rows of scores.
+        filtered: Whether the leading factors are applied during the search.
+        pieces: Number of pieces.
+        factor: Number of the factor whose bounds are computed.
+        level: Pass over the bytes of the scores that bounds of wide windows need.
+        before: Name of the stage that contains the bounds found so far.
+    """
 
     kind: str
     attempt: str
@@ -58,11 +70,12 @@ class Stage:
 
     @property
     def name(self) -> str:
+        """Name of the stage in files: attempt, kind, factor and level."""
         return f"{self.attempt}-{self.kind}.{self.factor}.{self.level}"
 
 
 class Store:
-    """Where pieces are kept: here in the memory of one process."""
+    """Pieces of a job, kept in the memory of one process."""
 
     in_memory = True
 
@@ -70,25 +83,38 @@ class Store:
         self.pieces: dict[tuple[str, int], PieceArrays] = {}
 
     def read(self, stage: str, piece: int) -> PieceArrays:
+        """Return the arrays of a piece."""
         return self.pieces[stage, piece]
 
     def write(self, stage: str, piece: int, content: PieceArrays) -> None:
+        """Store the arrays of a piece."""
         self.pieces[stage, piece] = content
 
     def has(self, stage: str, piece: int) -> bool:
+        """Return whether a piece is stored."""
         return (stage, piece) in self.pieces
 
     def drop(self, beginning: str) -> None:
-        """The pieces of stages whose names begin so are not needed any more."""
+        """Delete the pieces of stages whose names have this prefix: they are not needed any more."""
         self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
 
 
 RunStage = Callable[[Stage], None]
-"""Computes the pieces of a stage that are not there yet."""
+"""Computes the pieces of a stage that are missing."""
 
 
 def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceArrays]:
-    """Goes through the stages until every query is decided; yields what was chosen, block by block."""
+    """Run the stages until every query is decided, and yield the chosen negatives of each block of queries.
+
+    Args:
+        miner: The shared state.
+        store: Where pieces are kept; pieces of a killed run are used again.
+        run: Function that computes the missing pieces of a stage, here or in other processes.
+
+    Yields:
+        Arrays of the stage ``chosen``: query [b], rows, scores and found_by [b, k], decided [b],
+            and the counts left and removed [b, f] for each step.
+    """
     if not store.has("pilot", 0):
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
@@ -117,7 +143,7 @@ def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceAr
 
 
 def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, queries: int) -> Stage:
-    """Runs the stages of one attempt and returns the last."""
+    """Run the stages of one attempt and return the last."""
     finder, before = miner.finder, None
     blocks = -(-queries // finder.block(attempt.size))
     if finder.swept:
@@ -130,7 +156,7 @@ def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, quer
 
 
 def _run_bounds(miner: Miner, store: Store, run: RunStage, attempt: Stage, blocks: int) -> str | None:
-    """Finds the bounds of all factors, left to right; the name of the stage that has them."""
+    """Find the bounds of all factors from left to right, and return the name of the stage that contains them."""
     if miner.short_rows:
         stage = replace(attempt, kind="settled", pieces=blocks)
         run(stage)
@@ -152,7 +178,12 @@ def _run_bounds(miner: Miner, store: Store, run: RunStage, attempt: Stage, block
 
 
 class Stages:
-    """Computes pieces from the pieces of earlier stages."""
+    """Computes pieces from the pieces of earlier stages.
+
+    Args:
+        miner: The shared state: scorer, finder and rule.
+        store: Where earlier pieces are read from.
+    """
 
     def __init__(self, miner: Miner, store: Store) -> None:
         self.miner, self.store = miner, store
@@ -160,6 +191,13 @@ class Stages:
         self.factors = miner.rule.negatives.factors
 
     def perform(self, stage: Stage, piece: int) -> PieceArrays:
+        """Compute one piece.
+
+        Args:
+            stage: The stage.
+            piece: A shard of the corpus for ``bounds`` and ``lists``, a block of queries for
+                ``settled`` and ``chosen``.
+        """
         try:
             return {"bounds": self._bounds, "settled": self._settled, "lists": self._lists, "chosen": self._chosen}[
                 stage.kind
@@ -196,7 +234,7 @@ class Stages:
         return piece
 
     def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
-        """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
+        """Return the blocks of a shard: larger ones where the kernel writes one number per group of documents."""
         low, high = self.finder.shards[shard]
         by_groups = self.miner.bfloat16 and runs_in_triton(self.scorer.device) and not stage.filtered
         step = self.corpus.block * (GROUP if by_groups else 1)
@@ -214,7 +252,7 @@ class Stages:
         return {name: column.cpu().numpy() for name, column in zip(names, columns, strict=True)}
 
     def _found(self, stage: Stage, block: int) -> tuple[Nearest, Tensor | None]:
-        """The lists of a block of queries, from all shards."""
+        """Merge the lists of a block of queries from all shards."""
         assert stage.size is not None
         best: Nearest | None = None
         counts = []
@@ -232,7 +270,7 @@ class Stages:
         return torch.from_numpy(array).to(self.scorer.device)
 
     def _bounds(self, stage: Stage, shard: int) -> PieceArrays:
-        """States of the bounds of one factor; of a wide window, how many candidates have each next byte."""
+        """Compute the bounds of one factor in a shard; for a wide window, the histogram of the next byte."""
         blocks, i = self._blocks(stage), stage.factor
         declared = self.factors[i].bounds()
         known = [self._known(stage, b, query, i) for b, query in enumerate(blocks)]
@@ -260,7 +298,7 @@ class Stages:
         }
 
     def _settled(self, stage: Stage, block: int) -> PieceArrays:
-        """The bounds of the factors up to this one; ``open`` where a wide window needs another pass."""
+        """Merge the bounds of a factor over shards; ``open`` is true if a wide window needs another pass."""
         query = self._blocks(stage)[block]
         if self.miner.short_rows:
             bounds = bounds_of(self.scorer, query, self.factors, (0, len(self.corpus)))
@@ -287,7 +325,7 @@ class Stages:
         return _packed(bounds, still_open)
 
     def _states(self, stage: Stage, block: int) -> Iterator[dict[str, State]]:
-        """The states of a block of queries, shard by shard."""
+        """Yield the states of a block of queries, shard by shard."""
         for shard in range(len(self.finder.shards)):
             piece = self.store.read(replace(stage, kind="bounds").name, shard)
             found: dict[str, State] = {}
@@ -300,7 +338,7 @@ class Stages:
     def _known(
         self, stage: Stage, block: int, query: Tensor, number: int
     ) -> tuple[list[Bounds], dict[str, WindowEdges]]:
-        """The bounds of the first factors, as far as earlier stages found them, and edges that are still open."""
+        """Return the bounds of the first factors, as far as earlier stages found them, and edges still open."""
         bounds: list[Bounds] = []
         edges: dict[str, WindowEdges] = {}
         if stage.before is not None:
@@ -309,6 +347,7 @@ class Stages:
         return bounds + bounds_of(self.scorer, query, self.factors[len(bounds) : number]), edges
 
     def _dtype(self, window: Window) -> torch.dtype:
+        """Return the dtype of the scores whose ranks a window counts: those of the guide or of the vectors."""
         guide = self.scorer.guide
         return guide.corpus.dtype if window.by == "guide" and isinstance(guide, ModelVectors) else self.corpus.dtype
 
@@ -331,10 +370,16 @@ def _unpacked(piece: PieceArrays, device: torch.device) -> tuple[list[Bounds], d
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:
-    """How many were left at hand and after each step, and how many each step removed.
+    """Return the number of candidates left after each step, and the number that each step removed.
 
-    ``seen`` counts at hand, after the guard, and after the factors that were applied inside the search, there over
-    whole rows; the later factors counted the candidates of the list.
+    Args:
+        seen: Candidates at the start, after the guard near the positives, and after each factor
+            applied during the search, which counts whole rows [b, 2 + applied].
+        chosen: The selection, whose later factors counted only the candidates of the list.
+
+    Returns:
+        Left [b, 2 + factors] and removed [b, 2 + factors]; the last column of removed are copies of
+        other negatives.
     """
     listed = chosen.left[:, seen.shape[1] - 1 :]
     last = chosen.left[:, seen.shape[1] - 2 : seen.shape[1] - 1]
@@ -343,12 +388,16 @@ def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Te
 
 
 _most_open = 512
+"""Files that a store keeps open at a time; far below the usual limit of a process (1024)."""
 
 
 class Files(Store):
     """The store of a job: a folder with one .npz file for each piece.
 
-    ``job`` is in their names: a part that was begun with other data and still runs leaves no piece to this job.
+    Args:
+        folder: Folder of the pieces.
+        job: Digest of the job, part of the file names: a part that was started with other data and
+            still runs cannot leave a piece to this job.
     """
 
     in_memory = False
@@ -358,9 +407,11 @@ class Files(Store):
         self._open: dict[Path, StoredPiece] = {}
 
     def path(self, stage: str, piece: int) -> Path:
+        """Return the file of a piece."""
         return self.folder / f"{stage}-{piece:06d}{f'.{self.job}' if self.job else ''}.npz"
 
     def read(self, stage: str, piece: int) -> PieceArrays:
+        """Return the arrays of a piece, each read from the open file when it is used."""
         path = self.path(stage, piece)
         if self._owner != os.getpid():  # a fork shares the offsets of open files with its parent
             self._owner, self._open = os.getpid(), {}
@@ -371,19 +422,21 @@ class Files(Store):
         return self._open[path]
 
     def write(self, stage: str, piece: int, content: PieceArrays) -> None:
+        """Write a piece, complete or not at all, with a checksum."""
         path = self.path(stage, piece)
         write_atomically(path, sealing(lambda file: np.savez(file, **content)), run_again)  # type: ignore[arg-type]
 
     def has(self, stage: str, piece: int) -> bool:
+        """Return whether a piece is stored undamaged; a damaged one is computed again, with a warning."""
         path = self.path(stage, piece)
         return is_whole(path, "mine", "it is computed again", lambda each: names_in_npz("mine", each))
 
     def drop(self, beginning: str) -> None:
-        """They stay until the output is written, for a run that is killed before."""
+        """Do nothing: pieces stay until the output is written, so that a killed run can resume."""
 
 
 class StoredPiece(Mapping[str, Array]):
-    """The arrays of a file, which stays open, each read when it is needed."""
+    """The arrays of a piece in a file that stays open; each is read when it is used."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.archive = path, zipfile.ZipFile(path)

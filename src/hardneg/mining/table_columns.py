@@ -17,6 +17,7 @@ from hardneg.mining.options import Columns
 from hardneg.mining.problem import Side
 from hardneg.mining.table_values import as_list, checked_ids, checked_texts
 
+# Usual names, in the order in which they are tried: those of sentence-transformers, BEIR and MS MARCO.
 _query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
 _query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
 _positives = ("positive", "positives", "pos", "positive_ids", "answer", "sentence2")
@@ -27,7 +28,19 @@ _corpus_texts = ("text", "document", "passage", "positive", "answer", "contents"
 def side_of_table(
     table: Table, text: str | None, identity: str | None, label: str | None, kind: str, who: str = "mine"
 ) -> Side:
-    """Ids, texts and labels of a table, by the names given or the usual ones."""
+    """Return the ids, texts and labels of a table, by the given column names or the usual ones.
+
+    Args:
+        table: Columns by name.
+        text: Column of the texts; several names joined by ``+`` are joined to one text.
+        identity: Column of the ids.
+        label: Column of class labels; None reads no labels.
+        kind: ``"queries"`` or ``"corpus"``: which usual names to look for, and the name in errors.
+        who: Function named in errors.
+
+    Raises:
+        ArgumentError: If a named column is missing, or if a cell is no text or id.
+    """
     texts, ids = (_query_texts, _query_ids) if kind == "queries" else (_corpus_texts, _corpus_ids)
     names = text.split("+") if text else [name for name in texts if name in table][:1]
     for name in [*names, *([identity] if identity else []), *([label] if label else [])]:
@@ -45,7 +58,13 @@ def side_of_table(
 
 @dataclass(frozen=True)
 class JudgedDocuments:
-    """Of each row of the queries its positives, the documents judged irrelevant, and how many pairs have no label."""
+    """The judged documents of each row of the queries.
+
+    Attributes:
+        positives: Ids or texts of the positives of each row.
+        irrelevant: Ids or texts of the documents judged irrelevant, of each row.
+        unlabelled: Number of pairs without a label, which are left out.
+    """
 
     positives: list[list[Any]]
     irrelevant: list[list[Any]]
@@ -53,7 +72,20 @@ class JudgedDocuments:
 
 
 def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any = None) -> JudgedDocuments | None:
-    """The documents of each row as lists; a single value is one. Those of another label than this are no positives."""
+    """Return the positives and irrelevant documents of each row; a single value is a list of one.
+
+    Args:
+        table: Columns by name.
+        columns: Names of the columns of positives and labels.
+        needed: Whether a missing column of positives is an error.
+        label: Label of the positives; documents with another label are irrelevant.
+
+    Returns:
+        The documents of each row; None without a column of positives that is not needed.
+
+    Raises:
+        ArgumentError: If the column is missing, or if a column of labels would be ignored.
+    """
     name = positive_name(table, columns.positive, needed)
     if name is None:
         return None
@@ -70,7 +102,15 @@ def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any 
 def check_no_label_ignored(
     who: str, table: Mapping[str, Sequence[Any]], used: Sequence[str | None], positives: str, otherwise: str = ""
 ) -> None:
-    """Raises where a column that nothing reads may say that some pairs are no positives."""
+    """Raise if a column that is not read looks like labels of pairs, some of which may be no positives.
+
+    Args:
+        who: Function named in the error.
+        table: Columns by name.
+        used: Columns that are read.
+        positives: Column of the positives.
+        otherwise: Alternative to ``positive_label`` that the error offers.
+    """
     ignored = ignored_label(table, used, positives)
     if ignored is not None:
         some = list(dict.fromkeys(str(value) for value in table[ignored]))[:4]
@@ -81,7 +121,11 @@ def check_no_label_ignored(
 
 
 def positive_name(table: Table, given: str | None, needed: bool) -> str | None:
-    """The column of positives: as named, or the first of a usual name."""
+    """Return the column of positives: the given one, or the first with a usual name; None if there is none.
+
+    Raises:
+        ArgumentError: If the given column is missing, or if there is none and one is needed.
+    """
     name = given or next((name for name in _positives if name in table), None)
     if name is None or name not in table:
         if given or needed:
