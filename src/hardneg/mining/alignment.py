@@ -1,13 +1,18 @@
 """Warnings that save a week: positives no closer than random documents, and negatives easier than those.
 
-Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two models) raise no
-error: every id exists. What they leave is positives that are no closer than chance. Three figures tell:
+Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two
+models) raise no error, because every id exists. The positives are then no closer than chance. Three
+figures reveal it:
 
-- closer: how often a positive is closer to its query than a random document is; 1/2 where ids are not aligned.
-- shift: whether the row before or after each positive is closer, by more than chance. It finds ids counted from 1 also
-  where neighbours in the file share a topic.
-- skew: how far the nearest documents are above the mean, by how far the farthest are below it. It is 1 for vectors of
-  random numbers, in which there is nothing to align, and well above 1 for the vectors of any model.
+- closer: how often a positive is closer to its query than a random document is; 1/2 if ids are not aligned.
+- shift: whether the row before or after each positive is closer, by more than chance. It finds ids
+  counted from 1 even if neighbours in the file share a topic.
+- skew: how far the nearest documents are above the mean, divided by how far the farthest are below
+  it. It is 1 for vectors of random numbers, in which nothing can be aligned, and well above 1 for
+  the vectors of any model.
+
+``alignment_of`` computes the figures on a sample; the ``warn_of_...`` functions are called by
+``hn.mine`` and jobs. Audits use the same figures.
 """
 
 from __future__ import annotations
@@ -34,7 +39,16 @@ _least_gain, _sure = 0.02, 5.0  # of the share, and in standard errors
 
 @dataclass(frozen=True)
 class Alignment:
-    """How close positives are beside random documents, on a sample."""
+    """How close positives are compared with random documents, on a sample.
+
+    Attributes:
+        queries: Number of queries in the sample.
+        closer: Share of comparisons in which a positive is closer than a random document.
+        positive: Mean similarity of the positives.
+        random: Mean similarity of random documents.
+        skew: Skew of the similarities; see the module.
+        shift: Offset (-1 or 1) of rows that are closer than the positives; 0 if there is none.
+    """
 
     queries: int
     closer: float
@@ -45,17 +59,24 @@ class Alignment:
 
     @property
     def known(self) -> bool:
-        """Whether the sample is large enough, and the vectors more than random numbers."""
+        """True if the sample is large enough to judge and the vectors are more than random numbers."""
         return self.queries >= _least_queries and self.skew >= _least_skew
 
     @property
     def lost(self) -> bool:
-        """Whether positives are no closer than random documents, or less close than the rows beside them."""
+        """True if positives are no closer than random documents, or less close than their neighbouring rows."""
         return self.shift != 0 or (self.known and self.closer < _by_chance)
 
 
 def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: bool) -> Alignment:
-    """The figures of a sample of the queries that have a positive; each query counts once, whatever its positives."""
+    """Compute the figures on a sample of queries with positives; each query counts once.
+
+    Args:
+        queries: Vectors of the queries [q, d].
+        corpus: Vectors of the documents [n, d].
+        positives: Positives of each query, by row.
+        cosine: Whether vectors are compared by the cosine.
+    """
     some = positives.count().nonzero()[:, 0].cpu()
     some = some[_sampled(len(some), _queries)]
     rows = _sampled(len(corpus), _documents)
@@ -86,13 +107,13 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
 
 def warn_of_alignment(found: Alignment) -> None:
-    """Once for the same figures: other data, or ids that were corrected in vain, warn again."""
+    """Warn if the positives are not aligned; once for the same figures, so corrected ids are judged again."""
     if found.lost:
         warn_once(f"alignment: {sentence(found)}", sentence(found))
 
 
 def sentence(found: Alignment) -> str:
-    """What is wrong with the positives, and what to look at."""
+    """Return what is wrong with the positives and what to check."""
     where = f"mean similarity {found.positive:.3f} against {found.random:.3f} of random ones"
     if found.shift:
         side, size = ("before", "large") if found.shift < 0 else ("after", "small")
@@ -110,9 +131,17 @@ def sentence(found: Alignment) -> str:
 def warn_of_easy_negatives(
     found: Alignment, negatives: Negatives, draw: str, scores: Annotated[Tensor, "m"], several: bool
 ) -> None:
-    """Warns where a margin below the positives leaves only what is easier than random documents.
+    """Warn if a margin below the positives leaves only candidates that are easier than random documents.
 
-    Of several positives one may be far; of one, a relative margin may be wider than the similarities of a model are.
+    With several positives, one of them may be far away; with one, a relative margin may be wider
+    than the range of a model's similarities.
+
+    Args:
+        found: Figures of the positives.
+        negatives: The expression.
+        draw: How negatives are drawn; only ``"top"`` is judged.
+        scores: Similarities of the chosen negatives [m].
+        several: Whether any query has several positives.
     """
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     if margin is None or draw != "top" or not found.known or found.lost or not len(scores):
@@ -132,7 +161,7 @@ def warn_of_easy_negatives(
 
 
 def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
-    """Warns where a factor compares with the positives and some queries have none: it removes nothing there."""
+    """Warn if a factor compares with the positives and some queries have none, so it removes nothing there."""
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     missing = int((positives.count() == 0).sum())
     if margin is not None and missing:
@@ -144,7 +173,7 @@ def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
 
 
 def warn_of_short(found: Explanation, k: int) -> None:
-    """Warns where queries have fewer than k negatives."""
+    """Warn if queries have fewer than k negatives."""
     if found.short:
         few = found.reason() == TOO_FEW
         fix = "add documents to the corpus" if few else f"remove fewer candidates than {found.cause()} does"
@@ -156,7 +185,7 @@ def warn_of_short(found: Explanation, k: int) -> None:
 
 
 def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warns where the dot product orders clearly otherwise than the cosine, and the caller chose neither."""
+    """Warn if the dot product orders very differently from the cosine and the caller chose neither."""
     norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
     low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
     if high > 1.2 * low:
@@ -173,7 +202,7 @@ def _looks_at_positives(factor: Negatives) -> bool:
 
 
 def _gain(difference: Annotated[Tensor, "b"]) -> float:
-    """The mean of a paired difference in standard errors; 0 where it is small, as between rows of one topic."""
+    """Return the mean of a paired difference in standard errors; 0 if it is small, as between rows of one topic."""
     if len(difference) < 2 or float(difference.mean()) < _least_gain:
         return 0.0
     return float(difference.mean() / (difference.std() / len(difference) ** 0.5).clamp(min=1e-6))
@@ -185,7 +214,7 @@ def _per_query(values: Tensor, place: Tensor, size: int) -> Annotated[Tensor, "b
 
 
 def _sampled(size: int, most: int) -> Tensor:
-    """Rows spread evenly: a run of neighbours would share a topic."""
+    """Return row numbers spread evenly over the file: neighbours would share a topic."""
     return torch.arange(size) if size <= most else torch.linspace(0, size - 1, most, dtype=torch.float64).long()
 
 

@@ -80,9 +80,12 @@ class Finder:
         return self.search.kind == "exact" and not self.whole_rows
 
     def attempts(self, filter_first: bool) -> Iterator[tuple[int | None, bool]]:
-        """(how many candidates, whether the leading factors filter inside the search), deeper and deeper.
+        """Yield ever deeper searches as (number of candidates, whether the leading factors filter during it).
 
-        None is the whole row. The last attempt always decides.
+        The number is None for whole rows. The last attempt always decides.
+
+        Args:
+            filter_first: Whether the first attempt already applies filters; see ``Miner.needs_filters``.
         """
         n, size = len(self.corpus), self.rule.k if self.swept else self.reach.size
         if self.listed or size is None:
@@ -125,7 +128,7 @@ class Finder:
         return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size, shards))
 
     def query_bytes(self, size: int | None, shards: int = 1) -> int:
-        """What a query takes while a shard is searched: lists and counts, and its vector as given and as compared."""
+        """Return the bytes of a query during a search: lists, counts, and its vector as given and as compared."""
         longest = min(size or 0, max(high - low for low, high in self.shards))
         return shards * (self.piece_bytes(longest) + COUNT_BYTES * self.num_wide) + 8 * self.scorer.queries.dim
 

@@ -1,4 +1,8 @@
-"""What each factor removed, and why queries came out short."""
+"""What each factor removed, and why queries have too few negatives.
+
+``Explanation`` counts while negatives are chosen; it is part of ``Mined``, printed by the command
+line and stored in the manifest.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,24 @@ from hardneg.core.errors import ArgumentError, spelled, written
 from hardneg.negatives import Negatives
 
 TOO_FEW = "too few candidates"
-"""Why a query is short from which no factor removed anything."""
+"""Reason of a short query from which no factor removed anything."""
 
 
 @dataclass
 class Explanation:
-    """Counts over the candidates looked at: the nearest that the expression needs, not always the whole corpus.
+    """Counts over the candidates examined, which are the nearest ones that the expression needs, not always all.
 
-    ``short`` queries have fewer than k negatives; ``why`` counts them by the step after which fewer than k candidates
-    were left.
+    Attributes:
+        steps: Names of the steps: the guard near the positives, each factor, the guard near other
+            negatives.
+        used: Whether each step is active; False for a guard that is off.
+        queries: Number of queries.
+        short: Queries with fewer than k negatives.
+        empty: Queries without any negative.
+        looked_at: Candidates examined.
+        removed: Candidates removed by each step.
+        why: Number of short queries for each reason: the step after which fewer than k candidates
+            were left.
     """
 
     steps: tuple[str, ...]
@@ -36,13 +49,21 @@ class Explanation:
 
     @classmethod
     def of(cls, negatives: Negatives, near_positive: float | None, near_negative: float | None) -> Explanation:
+        """Return an empty explanation for an expression and its guards."""
         factors = [f"{i + 1}. {factor!r}" for i, factor in enumerate(negatives.factors)]
         steps = (f"near_positive={near_positive}", *factors, f"near_negative={near_negative}")
         used = (near_positive is not None, *(True for _ in factors), near_negative is not None)
         return cls(steps, used, removed=[0] * len(steps))
 
     def count(self, left: Annotated[Tensor, "b f"], removed: Annotated[Tensor, "b f"], chosen: Tensor, k: int) -> None:
-        """left: at hand, then after each step; removed: by each step; chosen: the number of negatives, [b]."""
+        """Add a block of queries.
+
+        Args:
+            left: Candidates at the start and after each step [b, 1 + steps].
+            removed: Candidates removed by each step [b, steps].
+            chosen: Number of negatives of each query [b].
+            k: Number of negatives wanted.
+        """
         self.queries += len(chosen)
         self.looked_at += int(left[:, 0].sum())
         self.removed = [had + int(more) for had, more in zip(self.removed, removed.sum(0), strict=True)]
@@ -55,26 +76,27 @@ class Explanation:
         self._explain(Counter(reasons[place] for place in first.tolist()))
 
     def short_after(self, rows: Annotated[Tensor, "q k"]) -> None:
-        """Counts again which queries are short, of lists that were filled with documents judged irrelevant."""
+        """Count short queries again, after lists were filled with documents judged irrelevant."""
         self.short, self.empty = int((rows < 0).any(1).sum()), int((rows < 0).all(1).sum())
 
     def _explain(self, why: Mapping[str, int]) -> None:
         self.why = dict(Counter(self.why) + Counter(why))
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """(step, candidates removed, queries short because of it), for a table; unused guards are left out."""
+        """Return (step, candidates removed, queries short because of it) for a table, without unused guards."""
         every = zip(self.steps, self.removed, self.used, strict=True)
         return [(step, gone, self.why.get(step, 0)) for step, gone, used in every if used]
 
     def reason(self) -> str:
-        """The step after which most queries had too few candidates."""
+        """Return the step after which most short queries had too few candidates."""
         return max(self.why, key=lambda step: self.why[step], default="no candidates")
 
     def cause(self) -> str:
-        """The same without the number of the step."""
+        """Return the reason without the number of the step."""
         return self.reason().split(". ", 1)[-1]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the counts for the manifest."""
         return {
             "queries": self.queries,
             "looked_at": self.looked_at,
@@ -92,9 +114,12 @@ class NoNegatives(ArgumentError):
 
 
 def no_negatives(explanation: Explanation, format: str, candidates: int | None = None) -> NoNegatives:
-    """What was there on average, what took it away, and what to change.
+    """Return the error for a job without rows: the average number of candidates, what removed them, and the fix.
 
-    candidates: of each retriever, where the lists of retrievers are what was chosen from.
+    Args:
+        explanation: Counts of the job.
+        format: Format of the output.
+        candidates: Candidates of each retriever, if negatives were chosen from lists of retrievers.
     """
     looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
     cause = explanation.cause()

@@ -1,11 +1,15 @@
-"""Mining as stages, each a map over pieces that any process may compute, again and in any order, with the same result.
+"""Mining as stages: maps over pieces that any process may compute in any order, with the same result.
 
-    bounds    what the factors need to know of whole rows, where they do: a piece for each shard of the corpus
-    settled   the shards' bounds merged: a piece for each block of queries
-    lists     a shard against all queries: the nearest candidates that may be negatives
-    chosen    the shards' lists merged, and the negatives chosen from them: a piece for each block of queries
+    bounds    statistics of whole rows that some factors need: one piece for each shard of the corpus
+    settled   the bounds of all shards, merged: one piece for each block of queries
+    lists     the nearest candidates of all queries in a shard: one piece for each shard
+    chosen    the lists of all shards, merged, and the negatives chosen: one piece for each block of queries
 
-A stage reads each shard once. Queries whose lists were too short go through another attempt, with longer lists.
+A stage reads each shard once, and a piece may be computed twice without harm. Queries whose lists
+were too short go through another attempt with longer lists.
+
+``chosen_pieces`` decides which stages run, ``Stages`` computes a piece, and a ``Store`` keeps
+pieces: in memory for ``Miner.mined``, in files (``Files``) for jobs.
 """
 
 from __future__ import annotations
