@@ -1,4 +1,8 @@
-"""From candidates to the k chosen: the factors one after another, then the k most similar or a seeded draw."""
+"""From candidates to the k chosen: apply the factors one after another, then take the most similar or draw.
+
+``select`` is called for each block of queries by ``stages.py``. ``Rule`` is public: the
+distribution with its draw.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,26 @@ from hardneg.search.draws import draw_at, gumbel_order
 from hardneg.search.topk import top_of_rows
 
 VectorsOf = Callable[[Tensor], Tensor]
+"""Rows of the corpus [...] -> their unit vectors [..., d]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidates of some queries, by row of the corpus; rows is None where the columns are the whole corpus."""
+    """Candidates of some queries.
+
+    Attributes:
+        scores: Scores as distributions see them; None if the search has applied every factor and
+            the list is the support in its order.
+        similarity: Similarities before the temperature [b, m].
+        rows: Rows of the corpus [b, m]; None if the columns are the whole corpus.
+        query: Positions among all queries [b], on which draws depend.
+        whole: True for queries without further candidates [b].
+        ordered: Whether the closest come first.
+        lists: Rows found by each of several retrievers [b, c].
+        key: Order of draw "top", largest first [b, m]; None orders by similarity.
+        quotas: Keys and numbers of the quotas.
+        left: Candidates left by the search after the guard and each factor [b, f].
+    """
 
     scores: Scores | None  # None: the search has applied every factor, and the list is the support in its order
     similarity: Annotated[Tensor, "b m"]  # before the temperature
@@ -38,6 +57,7 @@ class Candidates:
     left: Annotated[Tensor, "b f"] | None = None  # how many the search left after the guard and after each factor
 
     def row_numbers(self) -> Tensor:
+        """Return the corpus row of each candidate [b, m]."""
         if self.rows is not None:
             return self.rows
         b, n = self.similarity.shape
@@ -46,7 +66,14 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What was chosen, and how many candidates were left after each step."""
+    """The choice for some queries.
+
+    Attributes:
+        slots: Columns of the chosen candidates [b, k], -1 where short.
+        decided: False where more candidates could change the choice [b].
+        left: Candidates at the start and after each factor [b, f].
+        copies: Candidates skipped as near-duplicates of a negative chosen before [b].
+    """
 
     slots: Annotated[Tensor, "b k"]  # column of the candidates, -1 where short
     decided: Annotated[Tensor, "b"]  # False where looking at more candidates could change the choice
@@ -56,7 +83,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Rule:
-    """What to choose: the distribution, how many, and by which draw."""
+    """What to choose: a distribution, how many negatives, and by which draw.
+
+    Attributes:
+        negatives: The distribution.
+        k: Number of negatives per query.
+        draw: ``"top"``, ``"gumbel"`` or ``"categorical"``.
+        seed: Seed of the draws.
+        near_negative: Cosine of near-duplicates of another negative; None keeps them.
+    """
 
     negatives: Negatives
     k: int
@@ -71,7 +106,13 @@ class Rule:
 
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:
-    """The k negatives of each query, by the rule, among these candidates."""
+    """Choose the k negatives of each query among its candidates, by the rule.
+
+    Args:
+        candidates: Candidates of a block of queries.
+        rule: Distribution, k and draw.
+        vectors_of: Unit vectors of corpus rows, for near-duplicates.
+    """
     if candidates.scores is None:
         assert candidates.left is not None
         assert candidates.rows is not None
@@ -92,10 +133,10 @@ def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selecti
 
 
 def _weigh(scores: Scores, whole: Annotated[Tensor, "b"], rule: Rule) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """The product's log-weights and the number left after each factor, and two flags per query.
+    """Return the log-weights of the product, the candidates left after each factor, and two flags per query.
 
-    ``exact``: every factor that looks at other candidates saw all those that it counts, so that further candidates
-    change no weight. ``complete``: no further candidate could pass.
+    ``exact``: every factor that looks at other candidates saw all those that it counts, so further
+    candidates change no weight. ``complete``: no further candidate could pass.
     """
     total = scores.candidates.new_zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER)
     exact, complete = torch.ones_like(whole), whole
@@ -145,7 +186,7 @@ def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated
 
 
 def _without_copies(order: Tensor, rows: Tensor, rule: Rule, vectors_of: VectorsOf) -> tuple[Tensor, Tensor]:
-    """In the given order, passes over each candidate too similar to one already taken, until k are taken."""
+    """Skip each candidate too similar to one taken before, in the given order, until k are taken."""
     taken = torch.full((len(order), rule.k), -1, device=order.device)
     copies = torch.zeros(len(order), dtype=torch.long, device=order.device)
     pending = torch.arange(len(order), device=order.device)

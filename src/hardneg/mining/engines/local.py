@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""The engine of processes on this machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from hardneg.mining.engines.base import TRIES, Engine, Work, WorkerLost
 
 @dataclass(frozen=True)
 class Local(Engine):
-    """``workers`` processes; 0: one for each core that torch uses, and one where there is a GPU.
+    """Worker processes of this machine.
 
-    They are forks of this process where the system has them, so that nothing is loaded twice.
+    They are forks of this process where the system supports it, so that nothing is loaded twice.
+
+    Attributes:
+        workers: Number of processes; 0 means one per core that torch uses, or one if there is a GPU.
+        device: Device of the search.
     """
 
     workers: int = 1
@@ -31,10 +35,15 @@ class Local(Engine):
 
     @property
     def number(self) -> int:
+        """Number of processes to use."""
         on_gpu = self.device.startswith("cuda") if self.device else torch.cuda.is_available()
         return self.workers or (1 if on_gpu else torch.get_num_threads())
 
     def map(self, work: Work) -> None:
+        """Run the tasks in worker processes, or here if one process is enough.
+
+        A task whose worker is killed runs again, ``TRIES`` times at most.
+        """
         left = work.left()
         if min(self.number, len(left)) <= 1:
             for task in left:
@@ -47,7 +56,7 @@ class Local(Engine):
                 return
 
     def _in_processes(self, work: Work, tasks: list[Any], last: bool) -> list[Any]:
-        """What is left after a worker was killed."""
+        """Run tasks in a pool and return those that are not done because a worker was killed."""
         can_fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         method = "fork" if can_fork and os.name == "posix" else "spawn"
         number = min(self.number, len(tasks))
@@ -74,9 +83,9 @@ class Local(Engine):
 
 
 def _begin(stopped: Connection) -> None:
-    """Begin a worker: it ends when its pool is stopped or the process that started it is gone, whatever it works on.
+    """Start a worker, which ends when its pool is stopped or its parent is gone, even in the middle of a task.
 
-    Ctrl-C, which reaches all processes of a terminal, is left to that process.
+    Ctrl-C reaches all processes of a terminal; only the parent handles it.
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
