@@ -350,7 +350,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "without a second model",
     ),
     ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
-    ({"expressions": "ClippedTilt(1.0)"}, "no batch decides"),
+    ({"expressions": "ClippedTilt(1.0)"}, "do not depend on a batch"),
     ({"expressions": [3]}, "text or distributions"),
     ({"frontier": False}, "at least one expression"),
     ({"temperature": 0.0}, "temperature above 0"),

@@ -294,10 +294,10 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"quotas": ("bm25=2",)}, "a source among embedding"),
     ({"quotas": ("bm25",)}, "name=number"),
     ({"dtype": "float8", "model": "m", "encoder": None}, "--dtype"),
-    ({"query_prompt": "query: "}, "a --model for it"),
+    ({"query_prompt": "query: "}, "--model as well"),
     ({"cross_encoder": "m", "cross_encoder_use": "both"}, "--cross-encoder-use"),
-    ({"cross_encoder": "m", "rescore": "support.mining_jobs:overlap"}, "one second opinion"),
-    ({"cross_encoder": "m", "cross_encoder_use": "veto", "guide": "m"}, "one second opinion"),
+    ({"cross_encoder": "m", "rescore": "support.mining_jobs:overlap"}, "either --cross-encoder or --rescore"),
+    ({"cross_encoder": "m", "cross_encoder_use": "veto", "guide": "m"}, "either --cross-encoder or --guide"),
     ({"runs": ("nowhere.trec",)}, "TREC run file that exists"),
 ]
 

@@ -166,7 +166,7 @@ def test_a_list_written_as_text_is_refused(job: MineOptions, tmp_path: Path, cel
     for row in queries:
         row["positive"] = row["positive"][0]
     queries[4]["positive"] = cell
-    with pytest.raises(ValueError, match=r"in column 'positive', row 4, which writes out a list"):
+    with pytest.raises(ValueError, match=r"in column 'positive', row 4, which looks like a list"):
         run(replace(job, queries=as_csv(tmp_path / "q.csv", queries)))
 
 
@@ -260,7 +260,7 @@ def test_a_folder_of_others_is_not_thrown_away(job: MineOptions) -> None:
     work = Path(f"{job.out}.work")
     work.mkdir()
     (work / "precious.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"got 'precious.txt' there, which is not one"):
+    with pytest.raises(ValueError, match=r"got 'precious.txt' in it, which it did not write"):
         run(job)
     assert (work / "precious.txt").read_text() == "mine"
     (work / "precious.txt").unlink()
@@ -318,7 +318,7 @@ def test_half_a_character_is_found_before_the_work(job: MineOptions, tmp_path: P
     for name, rows in (("q", queries), ("c", corpus)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = replace(job, queries=str(tmp_path / "q.jsonl"), corpus=str(tmp_path / "c.jsonl"))
-    with pytest.raises(ValueError, match=rf"half of one, '\\ud800' in column '{place}', row 3"):
+    with pytest.raises(ValueError, match=rf"half a surrogate pair, '\\ud800' in column '{place}', row 3"):
         run(given)
     assert not list(tmp_path.glob("*.embeddings"))
 
@@ -449,9 +449,9 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "that the nearest candidates decide"),
+        ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "depends only on the nearest candidates"),
         ({"rescore": "support.mining_jobs:nothing"}, "a function 'nothing'"),
-        ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
+        ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' to use shards"),
         ({"negatives": "OtherLabel()"}, "label"),
         ({"corpus": ""}, "a name that is not empty"),
         ({"guide": ""}, "a name that is not empty"),

@@ -124,7 +124,7 @@ def sentence(found: Alignment) -> str:
     return (
         f"The positives are no closer to their queries than random documents ({where}; closer in "
         f"{100 * found.closer:.0f} of 100 comparisons). Are the ids aligned? Rows without ids are numbered from 0, "
-        "judgements often from 1; vectors must be in the order of their table, and of one model."
+        "judgements often from 1; vectors must be in the order of their table and come from one model."
     )
 
 
@@ -155,7 +155,7 @@ def warn_of_easy_negatives(
         message = (
             f"The negatives are easier than random documents (mean similarity {mean:.3f} against {found.random:.3f}): "
             f"{margin!r} {why}. {fix}, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), "
-            "instead of it."
+            "instead."
         )
         warn_once(f"alignment: {message}", message)
 

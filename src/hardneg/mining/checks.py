@@ -102,7 +102,7 @@ def check_weights(who: str, negatives: Negatives, *, any_batch: bool = False) ->
         raise ArgumentError(who, f"numbers in {negatives!r}", "a schedule", fix)
     factor = next((factor for factor in negatives.factors if factor.batch_scope), None)
     if factor is not None and (factor.removes or not any_batch):
-        raise ArgumentError(who, "weights that no batch decides", repr(factor), "use Tilt(beta)")
+        raise ArgumentError(who, "weights that do not depend on a batch", repr(factor), "use Tilt(beta)")
 
 
 def check_finite(name: str, vectors: Tensor, offset: int = 0) -> None:
@@ -128,7 +128,7 @@ def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
             first = offset + low + int(zero.int().argmax())
             got = f"{int(zero.sum())} zero vectors in {name}, first in row {first}"
             fix = "leave those rows out, or compare by the dot product (--similarity dot, normalize=False)"
-            raise ArgumentError("mine", "vectors with a direction for the cosine", got, fix)
+            raise ArgumentError("mine", "vectors other than zero for the cosine", got, fix)
 
 
 def rule_of(options: MineOptions) -> Rule:
@@ -165,7 +165,7 @@ def retriever_names(options: MineOptions) -> tuple[str, ...]:
     for name in (split_name(each)[0] for each in options.runs):
         if name in names:
             raise argument_error(
-                "mine", f"a name for the run beside {', '.join(names)}", "runs", name, "write name=file"
+                "mine", f"a name for the run other than {', '.join(names)}", "runs", name, "write name=file"
             )
         names.append(name)
     return tuple(names)
@@ -197,7 +197,7 @@ def check_reads(options: MineOptions, negatives: Negatives) -> None:
     if options.guide is not None and "guide" not in negatives.reads():
         fix = 'multiply it by BelowPositive(absolute=0.0, by="guide"), or leave the guide out'
         raise argument_error(
-            "mine", f"an expression that reads the guide, not {negatives!r}", "guide", options.guide, fix
+            "mine", f"an expression that uses the guide, not {negatives!r}", "guide", options.guide, fix
         )
 
 
@@ -208,12 +208,12 @@ def _check_models(options: MineOptions) -> None:
         check_among("mine", "dtype", options.dtype, ("float32", "float16", "bfloat16"))
     for name in ("query_prompt", "corpus_prompt", "revision", "dtype"):
         if getattr(options, name) is not None and options.model is None:
-            raise argument_error("mine", f"a {spelled('mine', 'model')} for it", name, getattr(options, name))
+            raise argument_error("mine", f"{spelled('mine', 'model')} as well", name, getattr(options, name))
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
     twice = [("guide", veto), ("rescore", options.cross_encoder is not None and not veto)]
     for name, both in twice:
         if both and getattr(options, name) is not None:
-            raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
+            raise argument_error("mine", f"either {spelled('mine', 'cross_encoder')} or {spelled('mine', name)}", name, getattr(options, name), "leave one of the two out")
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
@@ -226,8 +226,8 @@ def check_parts(options: MineOptions) -> None:
         return
     for name in (options.encoder, options.rescore):
         if name is not None and key_of_function(name, load_function(name, "mine"), options.cache_key) is None:
-            fix = f"give {spelled('mine', 'cache_key')}, the same to each"
-            raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
+            fix = f"give {spelled('mine', 'cache_key')}, with the same value for each part"
+            raise ArgumentError("mine", f"a cache key for {name}, so that parts can share its results", "none", fix)
 
 
 def check_options(options: MineOptions) -> None:
@@ -270,7 +270,7 @@ def check_options(options: MineOptions) -> None:
     if options.model and options.encoder:
         raise ArgumentError("mine", "a model or an encoder", "both")
     if options.shards > 1 and (options.search != "exact" or options.draw == "categorical"):
-        what = "an exact search and draw 'top' or 'gumbel' for shards"
+        what = "an exact search with draw 'top' or 'gumbel' to use shards"
         got = ", ".join(written("mine", name, getattr(options, name)) for name in ("shards", "search", "draw"))
         raise ArgumentError("mine", what, got, f"leave {spelled('mine', 'shards')} out")
     kind, listed = "also" if options.search == "bm25" else options.search, is_listed(options)

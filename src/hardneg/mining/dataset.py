@@ -293,7 +293,7 @@ class DatasetTexts:
         key_of: Any = key_of_model if hasattr(model, "encode") and hasattr(model, "state_dict") else key_of_function
         key = key_of("", model, self.cache_key)
         if key is None:
-            warn_not_reused(f"what {getattr(model, '__qualname__', type(model).__qualname__)} gives")
+            warn_not_reused(f"The output of {getattr(model, '__qualname__', type(model).__qualname__)}")
         encoder = KeyedEncoder(key and f"{key} {side} {prompt!r}", encode)
         return unit(embed(self.sides[side], encoder, Path(self.cache), Ranks()))
 

@@ -112,8 +112,8 @@ def _folder_of(key: str, cache: Path) -> Path:
 
 def warn_not_reused(what: str) -> None:
     """Warn that the results of a function are computed again in every run."""
-    fix = f"give {spelled('mine', 'cache_key')} to keep its results, and change it whenever the results change"
-    note = f"{what} is computed anew in every run, because nothing tells whether it is the same as before: {fix}."
+    fix = f"give {spelled('mine', 'cache_key')} to reuse the results, and change it whenever they change"
+    note = f"{what} is computed again in every run, because hardneg cannot know whether it has changed: {fix}."
     warnings.warn(MiningWarning(note, "not cached"), stacklevel=3)
 
 
@@ -164,7 +164,7 @@ def _prompt_of(model: Any, given: str | None) -> str | None:
     known = getattr(model, "prompts", None) or {}
     if given is not None and given not in known and known and given.isidentifier():
         names = ", ".join(known)
-        text = f"The model has no prompt {given!r}, so that this text is put before each text. Its prompts are {names}."
+        text = f"The model has no prompt named {given!r}, so {given!r} itself is put before each text. Its prompts: {names}."
         warn_once(f"unknown prompt: {given}", text)
     return given if given is None else known.get(given, given)
 
@@ -209,7 +209,7 @@ def embed(
     whole = _whole(pieces)
     if whole is not None:
         join = partial(_join_pieces, [path for path, _ in pieces])
-        is_joined = partial(_is_whole, then="its vectors are made again")
+        is_joined = partial(_is_whole, then="its vectors are joined again")
         engine.map(Work(join, [whole], is_joined, lambda path: None))
     return _vectors(pieces)
 
@@ -225,7 +225,7 @@ def _check_disk(pieces: list[TextPiece], encoder: KeyedEncoder) -> None:
     width = 4 * _mapped(first).shape[1]
     whole = width * sum(len(texts) for _, texts in pieces)
     needed = disk_bytes(whole) - whole + width * sum(missing)
-    check_free("mine", first.parent, needed, "for its embeddings", "make room, or use another --cache")
+    check_free("mine", first.parent, needed, "for its embeddings", "free disk space, or use another --cache")
 
 
 def disk_bytes(vectors: int) -> int:
@@ -332,7 +332,7 @@ def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
     if not size.exists():
         return None
     pieces = _pieces(texts, key, cache, *_known_sizes(size))
-    return _vectors(pieces) if all(_is_whole(path, "its vectors are left aside") for path, _ in pieces) else None
+    return _vectors(pieces) if all(_is_whole(path, "its vectors are not used") for path, _ in pieces) else None
 
 
 def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[TextPiece]:
@@ -383,5 +383,5 @@ def vectors_of(encode: EncodeTexts, texts: list[str]) -> Array:
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.dtype.kind != "f":
         got = f"shape {vectors.shape} of {vectors.dtype}"
-        raise ArgumentError("The encoder", f"to give floats [{len(texts)}, d] for {len(texts)} texts", got)
+        raise ArgumentError("The encoder", f"to return floats [{len(texts)}, d] for {len(texts)} texts", got)
     return vectors.astype(np.float32, copy=False)

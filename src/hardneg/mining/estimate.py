@@ -1,6 +1,6 @@
 """Estimate the time, memory and disk space of a job from a sample; nothing is written.
 
-``estimate`` implements `hardneg mine --estimate`. ``check_disk`` and ``check_disk_before`` use the
+``estimate`` implements `hardneg mine --dry-run`. ``check_disk`` and ``check_disk_before`` use the
 same figures to stop a job early.
 """
 
@@ -123,7 +123,7 @@ def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> N
 
 
 def _check_pieces(folder: Path, needed: int) -> None:
-    check_free("mine", folder, needed, "for its pieces", "make room, use fewer --shards, or another --out")
+    check_free("mine", folder, needed, "for its pieces", "free disk space, use fewer --shards, or another --out")
 
 
 def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:

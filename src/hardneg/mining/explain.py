@@ -83,7 +83,7 @@ class Explanation:
         self.why = dict(Counter(self.why) + Counter(why))
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """Return (step, candidates removed, queries short because of it) for a table, without unused guards."""
+        """Return (step, candidates removed, queries short for this reason) for a table, without unused guards."""
         every = zip(self.steps, self.removed, self.used, strict=True)
         return [(step, gone, self.why.get(step, 0)) for step, gone, used in every if used]
 
@@ -124,13 +124,13 @@ def no_negatives(explanation: Explanation, format: str, candidates: int | None =
     looked_at = f"{explanation.looked_at / max(explanation.queries, 1):,.1f}".removesuffix(".0")
     cause = explanation.cause()
     few = "which are too few" if cause == TOO_FEW else f"of which {cause} leaves too few"
-    got = f"none of {explanation.queries:,} queries with enough: a query has {looked_at} candidates, {few}"
-    fix = f"use a smaller {spelled('mine', 'k')} or an easier rule"
+    got = f"none of {explanation.queries:,} queries with enough: on average, a query has {looked_at} candidates, {few}"
+    fix = f"use a smaller {spelled('mine', 'k')} or a less strict expression"
     if not explanation.looked_at:
         fix = f"give more documents with {spelled('mine', 'corpus')}"
     elif candidates is not None:
         given = written("mine", "candidates", candidates)
-        fix = f"{fix}, or raise {given}, the best of each retriever; BM25 gives only those that share a word"
+        fix = f"{fix}, or raise {given}, the candidates per retriever; BM25 only finds documents that share a word"
     error = NoNegatives("mine", f"negatives to write as {format}", got, fix)
     error.explanation = explanation
     return error

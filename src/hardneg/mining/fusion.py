@@ -266,7 +266,7 @@ class RankedRun:
         listed = sum(map(len, lists))
         if not any(self.lists):
             fix = "check the ids: they are those of the queries and of the corpus"
-            raise ArgumentError("mine", f"queries and documents of the run {name!r} among those given", "none", fix)
+            raise ArgumentError("mine", f"queries and documents of the run {name!r} that are in the data", "none", fix)
         missing = sum(row < 0 for rows in lists for row in rows)
         empty = sum(not rows for rows in self.lists)
         if missing or empty:

@@ -2,7 +2,7 @@
 
 ``load_problem`` reads queries, corpus and positives, ``embeddings`` adds their vectors from files,
 from the cache or from an encoder, and ``make_miner`` puts both together. Called in this order by
-``job.py``, and with a sample by ``estimate.py``; audits of mined files use parts of it.
+``job.py``, and with a sample by ``estimate.py``; audits of mined files use parts of this module.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _check_all_are_read(options: MineOptions) -> None:
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
         if path is not None and beside is not None and holds_vectors(path) and not _same_file(path, beside):
-            raise ArgumentError("mine", f"the embeddings of the {name} once", f"{path} and {beside}")
+            raise ArgumentError("mine", f"the embeddings of the {name} only once", f"{path} and {beside}")
 
 
 def _are_the_same(options: MineOptions) -> bool:
@@ -261,7 +261,7 @@ def embeddings(
             return vectors
         encoder = load()[number]
         if encoder.key is None and not known:
-            warn_not_reused(f"what {options.encoder or options.model} gives for the {name}")
+            warn_not_reused(f"The output of {options.encoder or options.model} for the {name}")
         keys[name] = keys.get(name) or encoder.key or key_of_this_run()
         return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
 

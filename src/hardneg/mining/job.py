@@ -125,7 +125,7 @@ def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]
     out.parent.mkdir(parents=True, exist_ok=True)
     if not engine.first:
         return nullcontext()
-    fix = f"wait for it, or use another --out than {out}"
+    fix = f"wait until it ends, or use another --out than {out}"
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
 
@@ -266,8 +266,8 @@ def check_room(options: MineOptions, problem: Problem) -> None:
         if options.format == "n-tuple":
             got = f"{given} where a query has at most {most} candidates, so that no row would be written"
             fix = f"use {written('mine', 'k', max(most, 1))} or {written('mine', 'format', 'triplet')}"
-            raise ArgumentError("mine", f"{spelled('mine', 'k')} negatives of some query for n-tuples", got, fix)
-        few = f"{given} is more than a query has candidates, {most} at most: every query gets fewer negatives."
+            raise ArgumentError("mine", f"{spelled('mine', 'k')} candidates for some query, to write n-tuples", got, fix)
+        few = f"No query has {given} candidates, but at most {most}: every query gets fewer negatives."
         warn_once(f"few candidates: {k} of {most}", few)
 
 
@@ -275,7 +275,7 @@ def warn_of_ids(options: MineOptions, problem: Problem) -> None:
     """Warn if a format for training is requested but there are no texts to write."""
     if options.format != "ids" and (problem.queries.texts is None or problem.corpus.texts is None):
         ids = written("mine", "format", "ids")
-        text = f"There are no texts, so the rows of {options.format} hold ids: use {ids}, or name tables with texts."
+        text = f"There are no texts, so the rows of {options.format} contain ids: use {ids}, or give tables with texts."
         warn_once(f"no texts: {options.format}", text)
 
 
@@ -305,8 +305,8 @@ def check_work_folder(out: str) -> None:
     if others:
         raise ArgumentError(
             "mine",
-            f"{work} for its own files while it works",
-            f"{sorted(others)[0]!r} there, which is not one",
+            f"the folder {work} for its own files only",
+            f"{sorted(others)[0]!r} in it, which it did not write",
             "move it away, or use another --out",
         )
 
@@ -316,7 +316,7 @@ def _read_job(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return read_json(path, "all of it is computed again", who="mine")
+        return read_json(path, "everything is computed again", who="mine")
     except Damaged as error:
         warn_once(f"damaged {path}", str(error))
         return None

@@ -66,7 +66,7 @@ def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | Non
             who,
             f"a column of grades ({', '.join(_grades)}) in {path}",
             f"columns {names}",
-            "name it so, or leave only the two columns of ids if every pair is relevant",
+            "rename the column of grades, or keep only the two columns of ids if every pair is relevant",
         )
     return query, document, grade
 

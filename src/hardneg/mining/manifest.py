@@ -66,7 +66,7 @@ def read_manifest(path: Path, who: str) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"
+    fix = "run the same `hardneg mine` again with --overwrite, or delete it to use the mined file alone"
     return read_json(path, fix, who=who)
 
 
@@ -110,7 +110,7 @@ def fingerprint(
 def _key_of_rescore(options: MineOptions, rescore: str, engine: Engine) -> str:
     key = key_of_function(rescore, load_function(rescore, "mine"), options.cache_key)
     if key is None:
-        warn_not_reused(f"what {rescore} gives")
+        warn_not_reused(f"The output of {rescore}")
     return key or engine.agree(uuid.uuid4().hex)
 
 
@@ -128,8 +128,8 @@ def check_unchanged(options: MineOptions, before: dict[str, Any]) -> None:
     """Raise ``DataChanged`` if an input was replaced during mining: it may have been read before and after."""
     for name, stamp in stamps_of(options).items():
         if stamp != before.get(name):
-            got = f"another content of {paths_read(options)[name]} than at the beginning"
-            raise DataChanged("mine", "inputs that stay the same while it works", got, "run the same command again")
+            got = f"{paths_read(options)[name]}, which has changed since the start"
+            raise DataChanged("mine", "inputs that do not change during mining", got, "run the same command again")
 
 
 def _stamp(path: Path) -> Any:

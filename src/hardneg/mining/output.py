@@ -296,7 +296,7 @@ def check_format(path: Path) -> None:
         return
     optional("datasets", "A folder as output", extra="text")
     if path.exists() and not (path / "dataset_info.json").exists():
-        raise FileError("mine", "a data set where it replaces a folder", path, "which is something else")
+        raise FileError("mine", "an output folder that is new or a saved data set", path, "which is another folder")
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:

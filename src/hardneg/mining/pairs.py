@@ -127,7 +127,7 @@ def numbered_ids(given: Any, names: Names | None) -> Any:
     if names is None:
         return given
     if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
-        raise ArgumentError("mine", "texts as positives, as the ids of the corpus are", "others")
+        raise ArgumentError("mine", "texts as positives, like the ids of the corpus", type(given).__name__)
     known = Counter(names.tolist())
     if len(known) < len(names):
         got = f"id {known.most_common(1)[0][0]!r} more than once ({len(names) - len(known)} repeated in all)"
@@ -204,7 +204,7 @@ def _flat(positives: Positives, num_queries: int) -> tuple[Tensor, Tensor]:
     if isinstance(positives, (str, bytes)) or not isinstance(positives, Sequence):
         raise argument_error("mine", "positives as corpus ids: a tensor or one list per query", "positives", positives)
     if len(positives) != num_queries:
-        raise ArgumentError("mine", f"positives of {num_queries} queries", f"{len(positives)} of them")
+        raise ArgumentError("mine", f"positives of {num_queries} queries", f"positives of {len(positives)}")
     lists = [[int_if_whole(one) for one in _as_list(each)] for each in positives]
     if wrong := next(((row, one) for row, own in enumerate(lists) for one in own if not _is_id(one)), None):
         fix = "give the corpus its ids, Keys(vectors, ids=texts)" if isinstance(wrong[1], str) else _without_positive

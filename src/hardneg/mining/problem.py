@@ -145,7 +145,7 @@ def build_problem(
     both = [own + more for own, more in zip(given, others, strict=True)]
     if corpus is None:
         if positives is None:
-            raise ArgumentError("mine", "a corpus, or a column of positives to be the corpus", "neither")
+            raise ArgumentError("mine", "a corpus, or a column of positives to use as the corpus", "neither")
         corpus = _positives_as_corpus(both)
     documents, row_of = _documents(corpus, counts)
     row_of_positive = row_of
@@ -224,8 +224,8 @@ def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
         shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
         warn_once(
             f"unknown queries: {len(unknown)} {shown}",
-            f"{len(unknown):,} of {judged:,} judgements are of {len(names):,} queries that are not among the queries "
-            f"({shown}), and are not used. That is right for another split; otherwise check the ids.",
+            f"{len(unknown):,} of {judged:,} judgements belong to {len(names):,} queries that are not in the data "
+            f"({shown}) and are ignored. That is expected for judgements of another split; otherwise check the ids.",
         )
 
 
@@ -370,7 +370,7 @@ def _positives_by(
         raise ArgumentError(
             "mine",
             "positives that are ids or texts of the corpus",
-            f"none of {len(new)} there, such as {new[0][:60]!r}",
+            f"{len(new)} that are neither, such as {new[0][:60]!r}",
             (
                 "name the columns with --corpus-id-column and --corpus-column, or leave --corpus out "
                 "to take the positives as the corpus"

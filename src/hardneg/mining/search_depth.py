@@ -93,7 +93,7 @@ def check_depth(negatives: Negatives, k: int, draw: str, kind: str, shards: int,
     if kind in ("flat", "ivf", "hnsw") and is_whole:
         raise ArgumentError(
             f"Search({kind!r})",
-            "an expression that the nearest candidates decide",
+            "an expression that depends only on the nearest candidates",
             f"{negatives!r} with {written('mine', 'draw', draw)}",
             f"begin with Rank(0, stop) or use {written('mine', 'search', 'exact')}",
         )
@@ -103,7 +103,7 @@ def check_depth(negatives: Negatives, k: int, draw: str, kind: str, shards: int,
         if not factor.pointwise:
             raise not_pointwise(factor, "a corpus in shards")
     got = f"Search({kind!r}, shards={shards}) with draw={draw!r}"
-    raise ArgumentError("mine", "an exact search and draw 'top' or 'gumbel' for shards", got, "use shards=1")
+    raise ArgumentError("mine", "an exact search with draw 'top' or 'gumbel' to use shards", got, "use shards=1")
 
 
 def check_lists(who: str, negatives: Negatives, k: int, draw: str, candidates: int, retrievers: int, rows: int) -> None:
@@ -125,7 +125,7 @@ def check_lists(who: str, negatives: Negatives, k: int, draw: str, candidates: i
     if needed is None or reach.num_leading == len(negatives.factors) or min(needed, rows) <= retrievers * candidates:
         return
     enough = written(who, "candidates", -(-min(needed, rows) // retrievers))
-    fix = f"use {f'search=Search({enough})' if who == 'Search' else enough}, or a window that ends before"
+    fix = f"use {f'search=Search({enough})' if who == 'Search' else enough}, or a window that ends earlier"
     what = f"the closest {needed:,} candidates of a query for {negatives!r}"
     raise argument_error(who, what, "candidates", candidates, fix)
 

@@ -29,7 +29,7 @@ VectorsOf = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidates of some queries.
+    """Candidates for some queries.
 
     Attributes:
         scores: Scores as distributions see them; None if the search has applied every factor and

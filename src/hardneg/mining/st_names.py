@@ -77,7 +77,7 @@ def translate(
     twice = [name for name in _rule if name in given and negatives is not None]
     twice += [name for name, ours in _ours.items() if name in given and {"k": k, "draw": draw}[ours] is not None]
     if twice:
-        raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} too")
+        raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both ({twice[0]} and its counterpart)")
     k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
     for name in ("range_min", "range_max"):
         if name in given:

@@ -30,7 +30,7 @@ def as_list(value: Any, name: str, row: int) -> list[Any]:
         raise ArgumentError(
             "mine",
             "positives that are ids or texts",
-            (f"the text {value[:60]!r} in column {name!r}, row {row}, which writes out a list"),
+            (f"the text {value[:60]!r} in column {name!r}, row {row}, which looks like a list"),
             "keep lists in .jsonl or .parquet, or write one row for each positive",
         )
     values = [int_if_whole(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
@@ -105,7 +105,7 @@ def _check_unicode(value: str | int, name: str, row: int, who: str) -> None:
             value.encode()
         except UnicodeEncodeError as error:
             what = f"{value[error.start]!r} in column {name!r}, row {row}"
-            raise ArgumentError(who, "text of whole characters", f"half of one, {what}") from None
+            raise ArgumentError(who, "valid Unicode text", f"half a surrogate pair, {what}") from None
 
 
 def of_one_kind(ids: list[Any]) -> list[Any]:

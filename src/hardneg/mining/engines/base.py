@@ -73,7 +73,7 @@ class WorkerLost(HardnegError, OSError):
 
     def __init__(self, piece: str, tries: int, why: str = "") -> None:
         self.piece, self.tries, self.why = piece, tries, why
-        fix = "find out what kills it, such as too little memory, and run the command again: finished pieces are kept"
+        fix = "find out what kills it, often too little memory, and run the command again: finished pieces are kept"
         super().__init__("mine", "workers that finish their pieces", piece, fix)
         self.args = (piece, tries, why)
 

@@ -73,7 +73,7 @@ class Local(Engine):
             except BrokenProcessPool:
                 left = [task for i, task in enumerate(tasks) if i not in finished]
                 if last:
-                    raise WorkerLost(f"{work.name(left[0])}, or of one beside it,", TRIES) from None
+                    raise WorkerLost(f"{work.name(left[0])}, or of another piece at that time,", TRIES) from None
                 warn_once("worker killed", "A worker process was killed; its task is run again.")
             except BaseException:
                 stop.send(None)  # no worker receives it: all see that it is there
