@@ -290,7 +290,7 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"negatives": 'BelowPositive(absolute=0.0, by="guide")'}, "--guide"),
     ({"negatives": 'From("bm25")'}, "add --bm25, --run"),
     ({"negatives": "SameCluster()"}, "OtherLabel"),
-    ({"guide": "some-model"}, "reads the guide"),
+    ({"guide": "some-model"}, "uses the guide"),
     ({"quotas": ("bm25=2",)}, "a source among embedding"),
     ({"quotas": ("bm25",)}, "name=number"),
     ({"dtype": "float8", "model": "m", "encoder": None}, "--dtype"),

@@ -30,11 +30,11 @@ from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import Negatives
 
-_queries, _documents, _positives = 256, 4096, 8  # of the sample; positives of one query
+_queries, _documents, _positives = 256, 4096, 8  # sizes of the sample; positives are per query
 _least_queries = 32
 _by_chance = 0.6  # misaligned ids: 0.50, with 256 queries up to 0.56; nfcorpus with a weak model: 0.72
 _least_skew = 1.1
-_least_gain, _sure = 0.02, 5.0  # of the share, and in standard errors
+_least_gain, _sure = 0.02, 5.0  # smallest gain of a shift: in share of comparisons, and in standard errors
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Alignment:
     positive: float
     random: float
     skew: float
-    shift: int = 0  # how many rows from the positives those lie that are closer
+    shift: int = 0
 
     @property
     def known(self) -> bool:
@@ -90,11 +90,11 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
     def closer(shift: int) -> tuple[Tensor, Tensor]:
         beside = _vectors(corpus, (own + shift) % len(corpus), cosine)
-        # A row that is the query itself, as in a file of pairs, says nothing: the positive stands for it.
+        # A row that is the query itself, as in a file of pairs, is no evidence: use the positive instead.
         beside = torch.where((beside == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), beside)
         pairs = (anchors[place] * beside).sum(-1)
         ends = [torch.searchsorted(ordered[place], pairs[:, None], right=right) for right in (False, True)]
-        share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # equal ones count half
+        share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # ties count half
         return _per_query(share, place, len(some)), _per_query(pairs, place, len(some))
 
     share, pairs = closer(0)

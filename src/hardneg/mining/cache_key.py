@@ -33,8 +33,13 @@ from hardneg.io.functions import module_of
 from hardneg.io.sealed import digest_of
 
 _installed = tuple(os.path.realpath(path) for path in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1])))
-_of_hub = "transformers_modules."  # the code that comes with a model of a hub
-_settings = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length")  # its repr need not have them
+_of_hub = "transformers_modules."  # prefix of modules that were downloaded with a model from a hub
+_settings = (
+    "prompts",
+    "default_prompt_name",
+    "truncate_dim",
+    "max_seq_length",
+)  # settings that the repr of a model may leave out
 
 
 def digest_of_path(path: Path) -> str:
@@ -144,7 +149,7 @@ def _file_of(module: str) -> Path | None:
     """Return the source file of a module of the user's own; None for built-in and installed modules."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module not in sys.modules:
-        if "." in module and _file_of(module.partition(".")[0]) is None:  # to look into a package is to import it
+        if "." in module and _file_of(module.partition(".")[0]) is None:  # find_spec would import the package
             return None
         try:
             file = getattr(importlib.util.find_spec(module), "origin", None)
@@ -172,5 +177,5 @@ def _nodes(source: bytes) -> list[ast.Import | ast.ImportFrom]:
     """Return the import statements of a module."""
     try:
         return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    except (SyntaxError, ValueError, RecursionError):  # it is not what Python has imported
+    except (SyntaxError, ValueError, RecursionError):  # Python has not imported this content
         return []

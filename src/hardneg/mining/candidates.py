@@ -29,7 +29,7 @@ from hardneg.search.exact import DocumentBlock, RunningNearest, largest_on
 from hardneg.search.nearest import FaissIndex, Nearest, Weigh
 from hardneg.search.topk import in_order
 
-_recalled = 64  # queries by which the recall of an approximate search is measured
+_recalled = 64  # queries on which the recall of an approximate search is measured
 
 
 class Finder:
@@ -63,7 +63,7 @@ class Finder:
         return bool(self.search.also) or self.scorer.rescore is not None or isinstance(self.scorer.guide, PairGuide)
 
     @property
-    def swept(self) -> bool:
+    def applies_all_factors(self) -> bool:
         """True if every factor is applied during the search, with bounds from passes over the whole corpus."""
         if self.listed or self.reach.size is not None or self.search.kind != "exact":
             return False
@@ -72,7 +72,7 @@ class Finder:
     @property
     def whole_rows(self) -> bool:
         """True if the choice needs all scores of a query."""
-        return self.reach.size is None and not self.listed and not self.swept
+        return self.reach.size is None and not self.listed and not self.applies_all_factors
 
     @property
     def searched(self) -> bool:
@@ -87,17 +87,17 @@ class Finder:
         Args:
             filter_first: Whether the first attempt already applies filters; see ``Miner.needs_filters``.
         """
-        n, size = len(self.corpus), self.rule.k if self.swept else self.reach.size
+        n, size = len(self.corpus), self.rule.k if self.applies_all_factors else self.reach.size
         if self.listed or size is None:
             yield (self.search.candidates if self.listed else None), False
             return
         size *= 4 if self.rule.near_negative is not None else 1
-        if self.swept:
+        if self.applies_all_factors:
             yield from ((each, True) for each in _growing(size, n))
             return
         if not (self.filters and filter_first):
             yield (2 * size + 8 if self.filters else size), False
-        # Filters while searching leave in what rounding may have moved over an edge: some more than are wanted.
+        # Filters during the search keep candidates that rounding may have moved over an edge: ask for 8 more.
         *deeper, last = _growing(size + 8 if self.filters else size, n)
         yield from ((each, self.filters) for each in deeper)
         yield last, False
@@ -134,14 +134,14 @@ class Finder:
 
     def piece_bytes(self, size: int | None) -> int:
         """Return the bytes that the list of a query in one shard takes in a piece."""
-        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and a similarity beside keys that were drawn
+        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and the similarity if the key was drawn
         return places * (size or 0) + 8 * (2 + len(self.rule.negatives.factors))
 
     @property
     def num_wide(self) -> int:
         """Number of windows whose edges are found by counting, pass by pass."""
         bounds = (bound for factor in self.rule.negatives.factors for bound in factor.bounds().values())
-        return sum(map(is_wide, bounds)) if self.swept else 0
+        return sum(map(is_wide, bounds)) if self.applies_all_factors else 0
 
     def running(
         self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
@@ -152,10 +152,10 @@ class Finder:
             query: Positions of the queries [b].
             size: Candidates in each list.
             filtered: Whether the leading factors are applied during the search.
-            bounds: Bounds of all factors, if every factor is applied during the search (``swept``).
+            bounds: Bounds of all factors, if every factor is applied during the search (``applies_all_factors``).
         """
         keep: Weigh | None = None
-        if self.swept:
+        if self.applies_all_factors:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
             keep = Filters(self.scorer, query, self.rule.negatives.factors, bounds, drawn)
@@ -196,7 +196,7 @@ class Finder:
         if found is None:
             return self._whole_rows(query)
         _, rows, values = found
-        if self.swept:
+        if self.applies_all_factors:
             assert seen is not None
             return Candidates(None, values, rows, query, self._is_all(rows), left=seen[:, 1:]), seen
         valid = rows >= 0
@@ -218,7 +218,7 @@ class Finder:
         """
         none, slot = slots < 0, slots.clamp(min=0)
         rows = candidates.row_numbers().gather(1, slot).masked_fill(none, -1)
-        if candidates.rows is None:  # products of blocks, whose last digits depend on the blocks
+        if candidates.rows is None:  # the last digits of block products depend on the blocks, so score again
             query = candidates.query.repeat_interleave(rows.shape[1])
             scores = self.scorer.model.pairs(query, rows.flatten()).view(rows.shape).masked_fill(none, NEVER)
         else:
@@ -272,8 +272,10 @@ class Finder:
         lists = [] if found is None else [found.rows]
         lists += [self._other(other, query, size) for other in self.search.also]
         source = named_source(self.rule.negatives, self.retrievers)
-        order = sorted(range(len(lists)), key=lambda i: i != source)  # what the named source found is of that source
-        # In the order of rows, by which ties are broken; the first of a row is of the first retriever that found it.
+        order = sorted(
+            range(len(lists)), key=lambda i: i != source
+        )  # the source that From names owns all its candidates
+        # Sorted by row, which breaks ties; the first copy of a row belongs to the first retriever that found it.
         rows, column = torch.cat([lists[i] for i in order], 1).sort(dim=1, stable=True)
         valid = rows >= 0
         valid[:, 1:] &= rows[:, 1:] != rows[:, :-1]

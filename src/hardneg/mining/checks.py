@@ -177,7 +177,7 @@ def check_reads(options: MineOptions, negatives: Negatives) -> None:
     Also raises for a guide that the expression does not read.
     """
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
-    labels = options.columns.label is not None and options.positive_label is None  # else of pairs
+    labels = options.columns.label is not None and options.positive_label is None  # otherwise they are labels of pairs
     has = {"labels": labels, "clusters": False, "guide": options.guide is not None or veto}
     fixes = {
         "labels": f"give {spelled('mine', 'label_column')}, a column of both tables",
@@ -213,7 +213,13 @@ def _check_models(options: MineOptions) -> None:
     twice = [("guide", veto), ("rescore", options.cross_encoder is not None and not veto)]
     for name, both in twice:
         if both and getattr(options, name) is not None:
-            raise argument_error("mine", f"either {spelled('mine', 'cross_encoder')} or {spelled('mine', name)}", name, getattr(options, name), "leave one of the two out")
+            raise argument_error(
+                "mine",
+                f"either {spelled('mine', 'cross_encoder')} or {spelled('mine', name)}",
+                name,
+                getattr(options, name),
+                "leave one of the two out",
+            )
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
@@ -240,7 +246,7 @@ def check_options(options: MineOptions) -> None:
     """
     load_imports(options.imports)
     for name in (*inputs, "out", "model", "guide", "cross_encoder"):
-        # As of a variable of the shell that is not set; it would be the current folder.
+        # An unset shell variable; an empty path would mean the current folder.
         if getattr(options, name) == "":
             raise argument_error("mine", "a name that is not empty", name, "")
     check_format(Path(options.out))
@@ -258,7 +264,7 @@ def check_options(options: MineOptions) -> None:
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
-    if options.device is not None and options.engine == "local":  # a cluster may have what this machine has not
+    if options.device is not None and options.engine == "local":  # a cluster may have devices that this machine lacks
         check_device("mine", options.device)
     check_range("mine", "memory", options.memory, 0.0, math.inf, open_high=True)
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:

@@ -21,7 +21,7 @@ from hardneg.core.tiles import Tile
 
 COUNT_BYTES, PASSES = 2 * 256 * 4 + 8, 8
 """Bytes of the histograms of a query in one pass over a shard, and the largest number of passes for float32."""
-_COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
+_COLUMNS = 4  # bytes of a row number, by which the first of equal scores is preferred
 
 
 class WindowEdges(NamedTuple):
@@ -36,10 +36,10 @@ class WindowEdges(NamedTuple):
         level: Number of passes done.
     """
 
-    rank: Tensor  # how many candidates are inside
-    missing: Tensor  # how many of those in ``bin`` are
-    bin: Tensor  # how many candidates have the bytes found so far
-    value: Tensor  # the leading bytes of the score, and of the row
+    rank: Tensor
+    missing: Tensor
+    bin: Tensor
+    value: Tensor
     row: Tensor
     level: int = 0
 
@@ -130,7 +130,9 @@ def finished(window: Window, edges: WindowEdges, dtype: torch.dtype, rows: int) 
         rows: Size of the corpus.
     """
     value = _as_float(edges.value, dtype)
-    unknown = 8 * (dtype.itemsize + _COLUMNS - edges.level)  # bits of the row: all that share the others are inside
+    unknown = 8 * (
+        dtype.itemsize + _COLUMNS - edges.level
+    )  # bits of the row not yet found: every row with the same leading bits is inside
     column = (1 << 8 * _COLUMNS) - 1 - (edges.row << unknown)
     some = edges.rank > 0
     value, column = torch.where(some, value, torch.inf), torch.where(some, column, -1)

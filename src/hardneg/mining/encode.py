@@ -39,9 +39,9 @@ from hardneg.mining.engines.base import Engine, Work
 EncodeTexts = Callable[[list[str]], Any]
 TextPiece = tuple[Path, list[str]]
 """The file of a piece and its texts."""
-_piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
-_seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
-_in_memory = 1 << 30
+_piece, _sample = 4096, 64  # texts of a piece at most, and of the first piece
+_seconds = 15.0  # aim for a piece: even with texts twice as long as those of the first it takes less than 30
+_in_memory = 1 << 30  # bytes of vectors that are held instead of memory-mapped
 _single = re.compile(r"(run-[0-9a-f]{16})-[0-9a-f]{32}")
 """Keys of embeddings that belong to one run; the group is the folder of its vectors."""
 
@@ -106,7 +106,7 @@ def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
 
 def _folder_of(key: str, cache: Path) -> Path:
     """Return the folder of the vectors of a key: those of one run have a folder of their own."""
-    found = _single.fullmatch(key)  # in full: a key can come from the manifest of a stranger
+    found = _single.fullmatch(key)  # the full key, which may come from a manifest that a stranger wrote
     return cache.absolute() / found[1] if found else cache.absolute()
 
 
@@ -247,7 +247,7 @@ def _piece_sizes(texts: Sequence[str], encoder: KeyedEncoder, key: str, cache: P
     if not path.exists():
         size = min(_sample, _piece)
         first = _pieces(texts, key, cache, size, size)[0]
-        encoder.encode(first[1][:1])  # loads what it loads at its first call
+        encoder.encode(first[1][:1])  # many encoders load weights in their first call
         begin = time.perf_counter()
         _encode_piece(encoder, first)
         most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
@@ -263,7 +263,7 @@ def _write_once(path: Path, value: dict[str, int]) -> None:
         os.link(own, path)
     except FileExistsError:
         pass
-    except OSError:  # a disk without links
+    except OSError:  # a file system without hard links
         os.replace(own, path)
     own.unlink(missing_ok=True)
 

@@ -39,7 +39,7 @@ from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_piec
 from hardneg.negatives import Negatives, parse
 from hardneg.search.exact import DocumentBlock, runs_in_triton
 
-_pilot, _pilot_rows = 256, 1 << 16  # queries and documents
+_pilot, _pilot_rows = 256, 1 << 16  # queries and documents of the sample in needs_filters
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Mined:
             queries; None for an exact search.
     """
 
-    ids: Any  # [q, k]: a tensor, or an array of texts and None where those of the corpus are texts
+    ids: Any
     scores: Annotated[Tensor, "q k"]
     rows: Annotated[Tensor, "q k"]
     found_by: Annotated[Tensor, "q k"]
@@ -187,7 +187,7 @@ class Miner:
         self.rule, self.search = rule, search
         self.scorer = CorpusScorer(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.scorer, rule, search)
-        if not self.finder.searched:  # else checked when it is read
+        if not self.finder.searched:  # a searched corpus is checked block by block while it is read
             check_vectors("corpus", corpus.vectors, search.cosine)
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[PieceArrays]:
@@ -253,10 +253,10 @@ class Miner:
         """
         finder, corpus = self.finder, self.scorer.corpus
         attempts = list(finder.attempts(False))
-        if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
+        if finder.applies_all_factors or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
             return False
         if finder.ceilings() is not None and not self.bfloat16:
-            return True  # at no cost, and the corpus is read once
+            return True  # ceilings cost nothing, and the corpus is read only once
         query = torch.arange(min(_pilot, len(self.scorer.queries)), device=self.scorer.device)
         low, high = 0, min(_pilot_rows, len(corpus))
         share = high / len(corpus)

@@ -24,8 +24,8 @@ from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, texts_of
 from hardneg.mining.search_depth import reach_of
 
-_texts = 64
-_queries = 256
+_sampled_texts = 64
+_sampled_queries = 256
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def estimate(options: MineOptions) -> JobEstimate:
     judged = None if guide is None else (guide[0][:number], guide[1])
     embedded = Embedded((sampled.queries.vectors, problem.corpus.vectors), guide=judged)
     miner = make_miner(options, sampled, embedded)
-    miner.joined(miner.mined())  # the first one also warms up
+    miner.joined(miner.mined())  # the first call also warms up, so the second one is timed
     begin = time.perf_counter()
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * whole / number
@@ -78,7 +78,7 @@ def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int,
     Random vectors of the right shape are assigned to the sides, too.
     """
     sides, seconds, disk = (problem.queries, problem.corpus), 0.0, 0
-    if options.search == "bm25":  # as in the run itself, nothing is encoded
+    if options.search == "bm25":  # as in the job itself, nothing is encoded
         for side in sides:
             side.vectors = torch.ones(len(side), 1)
     if any(side.vectors is None for side in sides):
@@ -129,7 +129,7 @@ def _check_pieces(folder: Path, needed: int) -> None:
 def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:
     """Return the seconds to encode a side, measured on a sample, and random vectors of its shape."""
     texts = texts_of(side, "mine")
-    sample = texts[:: max(1, len(texts) // _texts)][:_texts]
+    sample = texts[:: max(1, len(texts) // _sampled_texts)][:_sampled_texts]
     encoder.encode(sample[:1])
     begin = time.perf_counter()
     vectors = torch.as_tensor(encoder.encode(sample))
@@ -150,7 +150,7 @@ def _random_rows(number: int, dim: int) -> Tensor:
 
 
 def _sample(problem: Problem) -> Problem:
-    some = slice(0, min(_queries, len(problem.queries)))
+    some = slice(0, min(_sampled_queries, len(problem.queries)))
     queries = problem.queries.only(list(range(some.stop)))
     judged = problem.judged_negatives[some]
     return replace(

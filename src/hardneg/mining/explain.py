@@ -39,7 +39,7 @@ class Explanation:
     """
 
     steps: tuple[str, ...]
-    used: tuple[bool, ...]  # False for a guard that is off
+    used: tuple[bool, ...]
     queries: int = 0
     short: int = 0
     empty: int = 0
@@ -70,7 +70,7 @@ class Explanation:
         short = chosen < k
         self.short += int(short.sum())
         self.empty += int((chosen == 0).sum())
-        few = left[short] < k  # at hand, after the guard, after each factor
+        few = left[short] < k  # columns: at the start, after the guard, after each factor
         first = torch.where(few.any(1), few.int().argmax(1), few.shape[1])
         reasons = (TOO_FEW, *self.steps)
         self._explain(Counter(reasons[place] for place in first.tolist()))

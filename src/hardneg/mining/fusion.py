@@ -36,7 +36,7 @@ from hardneg.mining.table_values import key_of
 from hardneg.negatives import Negatives
 from hardneg.search.topk import top_of_rows
 
-CONSTANT = 60  # Cormack et al. 2009
+CONSTANT = 60  # of reciprocal-rank fusion, as in Cormack et al. 2009
 RankedLists = Sequence[Annotated[Tensor, "b c"]]
 """Rows of the corpus found by each retriever [b, c], best first."""
 Quotas = tuple[tuple[Annotated[Tensor, "b m"], int], ...]
@@ -88,7 +88,7 @@ def compacted(rows: Annotated[Tensor, "b c"], size: int) -> Annotated[Tensor, "b
         [[7, 3]]
     """
     first = torch.arange(rows.shape[1], 0, -1, device=rows.device).masked_fill(rows < 0, 0)
-    best = first.topk(min(size, rows.shape[1]), dim=1)  # 10 times as fast as a stable sort
+    best = first.topk(min(size, rows.shape[1]), dim=1)  # ten times faster than a stable sort
     return rows.gather(1, best.indices).masked_fill(best.values == 0, -1)
 
 
@@ -163,7 +163,7 @@ class Lexical:
     name = "bm25"
 
     def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
-        # bm25s imports JAX where it is installed, which would take three quarters of a GPU's memory for itself.
+        # bm25s imports JAX if it is installed, and JAX would reserve three quarters of the GPU's memory.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self.bm25s = optional("bm25s", "BM25", extra="lexical")
         self.queries, self.size = queries, len(corpus)

@@ -72,13 +72,13 @@ def from_beir(options: MineOptions) -> MineOptions:
     corpus, queries = (_beir_file(folder, name) for name in ("corpus", "queries"))
     if not folder.is_dir() or corpus is None or queries is None:
         return options
-    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the one to train on first
+    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the training split first
     given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
     if given is None:
         raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
     columns = options.columns
     documents = options.corpus or str(corpus)
-    # The names are those of the first line, and only some of the documents may have a title.
+    # column_names reads only the first line, and only some documents may have a title.
     if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
         columns = replace(columns, corpus="title+text")
     return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
@@ -186,7 +186,7 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
             return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
-    label = columns.label if options.positive_label is None else None  # else of pairs
+    label = columns.label if options.positive_label is None else None  # otherwise they are labels of pairs
     side = side_of_table(table, text, identity, label, kind)
     if vectors_path is not None:
         vectors, ids = read_vectors(vectors_path, options.embedding_column)
@@ -249,7 +249,7 @@ def embeddings(
             and no encoder is loaded.
     """
     sides = (problem.queries, problem.corpus)
-    if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
+    if options.search == "bm25":  # vectors are not compared; a single number replaces each
         return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
     keys = dict(known or {})
@@ -350,7 +350,7 @@ def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Mi
     )
     own, others = problem.queries.labels, problem.corpus.labels
     labels: tuple[Tensor | None, Tensor | None] = (None, None)
-    if own is not None and others is not None:  # of any kind, as numbers; a missing one is like no other
+    if own is not None and others is not None:  # labels of any kind as numbers; a missing label equals no other
         labels = numbered_both("labels", own, others, (len(own), len(others)))
     return Miner(
         Keys(queries, torch.tensor(problem.own), labels[0]),

@@ -57,7 +57,7 @@ from hardneg.mining.problem import Problem
 from hardneg.mining.search_depth import check_lists
 from hardneg.mining.stages import Files, Stage, Stages, chosen_pieces
 
-_ours = re.compile(
+_own_files = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
     r"|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}(\.[0-9a-f]{16})?\.npz"
 )
@@ -109,15 +109,15 @@ def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None
     engine = engine_of(options)
     check_parts(options)
     try:
-        with _alone(options, engine):
-            summary = _run(options, engine, progress)
+        with _locked_output(options, engine):
+            summary = _run_locked(options, engine, progress)
     except PartDone:
         return None
     engine.leave()
     return summary
 
 
-def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
+def _locked_output(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
     """Lock the output; the first of several ranks holds the lock for all, and parts work side by side."""
     out = Path(options.out)
     if out.parent.exists() and not out.parent.is_dir():
@@ -129,14 +129,14 @@ def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
 
-def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summary | None:
+def _run_locked(options: MineOptions, engine: Engine, progress: StageProgress) -> Summary | None:
     if engine.first:
         recover(Path(options.out))
         _check_ours(options)
     sources = describe_inputs(options) if engine.first else {}
     stamps = stamps_of(options)
     problem = load_problem(options)
-    check_room(options, problem)
+    check_enough_candidates(options, problem)
     warn_of_ids(options, problem)
     check_disk_before(options, problem, Path(options.out).absolute().parent)
     embedded = embeddings(options, problem, engine, progress)
@@ -148,7 +148,7 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
     wanted = fingerprint(options, stamps, embedded, miner, engine)
     store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
-    _here[context] = Stages(miner, store)
+    _stages_here[context] = Stages(miner, store)
 
     def run_stage(stage: Stage) -> None:
         done = progress(_names[stage.kind], stage.pieces)
@@ -160,7 +160,7 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
     try:
         mined = miner.joined(chosen_pieces(miner, store, run_stage))
     finally:
-        del _here[context]
+        del _stages_here[context]
     summary: Summary | None = None
     if engine.first:
         check_unchanged(options, stamps)
@@ -189,7 +189,7 @@ class Context:
     job: str
 
 
-_here: dict[Context, Stages] = {}
+_stages_here: dict[Context, Stages] = {}
 """Stages of the jobs of this process, which forked workers inherit."""
 
 
@@ -200,10 +200,10 @@ def compute(context: Context, task: tuple[Stage, int]) -> None:
         context: The job.
         task: The stage and the number of the piece.
     """
-    if context not in _here:
-        _here.clear()
-        _here[context] = _stages_of(context)
-    stages, (stage, piece) = _here[context], task
+    if context not in _stages_here:
+        _stages_here.clear()
+        _stages_here[context] = _stages_of(context)
+    stages, (stage, piece) = _stages_here[context], task
     stages.store.write(stage.name, piece, stages.perform(stage, piece))
 
 
@@ -231,14 +231,14 @@ def _absolute(options: MineOptions) -> MineOptions:
 def _check_ours(options: MineOptions) -> None:
     """Raise if the output or manifest to be replaced was not written by hardneg, or was changed since."""
     out, manifest = Path(options.out), manifest_of(options.out)
-    # A run that was killed between its output and its manifest has the manifest in its work folder.
+    # A run killed between moving output and manifest leaves the manifest in its work folder.
     manifests = (Path(f"{out}.work") / "manifest.json", manifest)
     check = partial(check_output, "mine", reads=[], overwrite=options.overwrite)
     check(out, is_ours=lambda: any(is_of(out, read_manifest(path, "mine")) for path in manifests))
     check(manifest, is_ours=lambda: "output" in read_manifest(manifest, "mine"))
 
 
-def check_room(options: MineOptions, problem: Problem) -> None:
+def check_enough_candidates(options: MineOptions, problem: Problem) -> None:
     """Check that the corpus and the candidate lists are large enough for k negatives.
 
     Warns if no query can have k negatives.
@@ -266,7 +266,9 @@ def check_room(options: MineOptions, problem: Problem) -> None:
         if options.format == "n-tuple":
             got = f"{given} where a query has at most {most} candidates, so that no row would be written"
             fix = f"use {written('mine', 'k', max(most, 1))} or {written('mine', 'format', 'triplet')}"
-            raise ArgumentError("mine", f"{spelled('mine', 'k')} candidates for some query, to write n-tuples", got, fix)
+            raise ArgumentError(
+                "mine", f"{spelled('mine', 'k')} candidates for some query, to write n-tuples", got, fix
+            )
         few = f"No query has {given} candidates, but at most {most}: every query gets fewer negatives."
         warn_once(f"few candidates: {k} of {most}", few)
 
@@ -301,7 +303,9 @@ def check_work_folder(out: str) -> None:
     work = Path(f"{out}.work")
     if not work.exists():
         return
-    others = [path.name for path in work.iterdir() if not _ours.fullmatch(path.name)] if work.is_dir() else [work.name]
+    others = (
+        [path.name for path in work.iterdir() if not _own_files.fullmatch(path.name)] if work.is_dir() else [work.name]
+    )
     if others:
         raise ArgumentError(
             "mine",
@@ -324,7 +328,7 @@ def _read_job(path: Path) -> Any:
 
 def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
     """Return the mined rows with the scores of the positives."""
-    # The pairs of the miner are sorted by row within a query; the problem's positives follow.
+    # The miner sorts the positives of a query by row; sort those of the problem in the same way.
     problem.positives = [sorted(rows) for rows in problem.positives]
     query = torch.arange(len(problem.queries), device=miner.scorer.device)
     place, rows = miner.scorer.positives.of(query)
@@ -354,11 +358,11 @@ def _finish(
         explanation.short_after(torch.from_numpy(result.rows))
     result = with_teacher(result, miner.scorer)
     if not has_rows(result, layout):
-        shutil.rmtree(work)  # its blocks are of no use to another rule or format
+        shutil.rmtree(work)  # its pieces are useless for another rule or format
         raise no_negatives(explanation, options.format, options.candidates if is_listed(options) else None)
     out = Path(options.out)
     staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
-    if staged.is_dir():  # of a run that was killed here
+    if staged.is_dir():  # left by a run that was killed while writing it
         shutil.rmtree(staged)
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}

@@ -75,7 +75,7 @@ def is_of(out: Path, manifest: dict[str, Any]) -> bool:
     return out.exists() and manifest.get("output") == digest_of_path(out)
 
 
-_large = 1 << 28  # bytes
+_large = 1 << 28  # bytes above which an input is stamped by its times instead of its content
 
 
 def fingerprint(

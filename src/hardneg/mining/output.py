@@ -59,12 +59,12 @@ class Result:
     """
 
     problem: Problem
-    rows: NDArray[np.int64]  # [q, k], -1 where short
-    scores: NDArray[Any]  # [q, k]
-    positive_scores: NDArray[Any]  # [m]
-    found_by: NDArray[np.int64]  # [q, k], bits
+    rows: NDArray[np.int64]
+    scores: NDArray[Any]
+    positive_scores: NDArray[Any]
+    found_by: NDArray[np.int64]
     retrievers: tuple[str, ...]
-    teacher: tuple[NDArray[Any], NDArray[Any]] | None = None  # scores of a cross-encoder: [q, k], [m]
+    teacher: tuple[NDArray[Any], NDArray[Any]] | None = None
 
 
 JUDGED = "judged"
@@ -220,7 +220,7 @@ class OutputRows(NamedTuple):
         if format == "triplet":
             place, column = found[:, 1:].nonzero()
             return cls(place, np.column_stack([np.zeros_like(column), column + 1]))
-        if format == "labeled-pair":  # the negatives of a query once, after its positives
+        if format == "labeled-pair":  # each negative of a query once, after its positives
             again = np.diff(query, prepend=-1) == 0
             place, column = (found & ~(again[:, None] & (every > 0))).nonzero()
             order = np.lexsort((column > 0, query[place]))

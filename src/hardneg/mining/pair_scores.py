@@ -52,7 +52,7 @@ class PairScorer:
     score: OfPairs
     queries: Sequence[str]
     corpus: Sequence[str]
-    teaches: bool = False  # whether its scores are written, for distillation
+    teaches: bool = False
 
     def __call__(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
         """Return the scores of the pairs (query[i], rows[i]) [m]."""

@@ -55,8 +55,8 @@ class Side:
     vectors: Tensor | None = None
     labels: Sequence[Any] | None = None
     groups: Sequence[Any] | None = None
-    named: bool = True  # False where ids are only positions
-    own_ids: bool = False  # True where a file of embeddings carries the ids
+    named: bool = True
+    own_ids: bool = False
 
     def only(self, rows: list[int]) -> Side:
         """Return the side with some of the rows.
@@ -66,7 +66,7 @@ class Side:
                 since they may be on disk.
         """
         if rows == list(range(len(self.ids))):
-            return replace(self)  # not itself: queries and documents get vectors of their own
+            return replace(self)  # a copy, since queries and documents get their vectors separately
         kept: dict[str, Any] = {}
         for name in ("ids", "texts", "labels", "groups"):
             column = getattr(self, name)
@@ -108,8 +108,8 @@ class Problem:
     positives: list[list[int]]
     own: list[int]
     counts: dict[str, int] = field(default_factory=dict)
-    judged_negatives: list[list[int]] = field(default_factory=list)  # of each query, or of none
-    alignment: Alignment | None = None  # of the positives, once there are vectors
+    judged_negatives: list[list[int]] = field(default_factory=list)
+    alignment: Alignment | None = None
 
 
 def build_problem(
@@ -200,7 +200,7 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
     got = f"{len(missing)} that are not, first {shown} of the query {query!r}{why}"
     leave = f"leave them out with {written('mine', 'missing_positives', 'drop')}"
     if {key_of(each) for _, each in missing} == {str(len(corpus))} and _are_rows(corpus):
-        # To leave the last one out would mine the others, each of them one row off.
+        # Advice to drop the missing one would leave all others one row off.
         fix = f"subtract 1 from the ids, which seem to be counted from 1: rows are numbered 0 to {len(corpus) - 1}"
     elif empty:
         fix = f"fill it in, or {leave}"
@@ -279,7 +279,9 @@ def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> 
 
 def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str, int]]:
     """Return the corpus without duplicates and empty texts, and the row of every id."""
-    if isinstance(corpus.ids, range) and corpus.texts is None and len(corpus):  # vectors alone, of any number
+    if (
+        isinstance(corpus.ids, range) and corpus.texts is None and len(corpus)
+    ):  # only vectors: no loop over maybe millions of rows
         counts.update(repeated_documents=0, copies_of_documents=0, empty_documents=0)
         return replace(corpus), RowNumbers(corpus.ids)
     row_of: dict[Any, int] = {}

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_among, check_count, check_counts
 
-_queries = {"cpu": 512, "cuda": 8192}
-_block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
-_most_gpu_bytes = 2 << 30  # the same of a GPU
-_products_per_second = 2e10  # of one core, at least
+_query_blocks = {"cpu": 512, "cuda": 8192}
+_block_bytes = 20 << 20  # products of one block on a CPU; larger ones do not fit its caches
+_most_gpu_bytes = 2 << 30  # products of one block on a GPU, at most
+_products_per_second = 2e10  # multiplications of one core, a low estimate
 _seconds, _most_shards = 15.0, 256
 _memory, _gpu_share_of_memory = 2 << 30, 8
-most_numbers = 1 << 24  # of gathered vectors, held at a time
+most_numbers = 1 << 24
 """Most numbers of gathered vectors held at a time."""
 
 
@@ -114,12 +114,12 @@ class Search:
             rows: Size of the corpus, if known: blocks are then small enough for the requested
                 number of shards.
         """
-        queries = self.query_block or _queries.get(device.type, 512)
+        queries = self.query_block or _query_blocks.get(device.type, 512)
         held = _block_bytes
         if device.type == "cuda":
             held = min(self.memory_on(device) // 8, _most_gpu_bytes)
         documents = max(1024, held // (4 * queries))
-        if rows is not None and self.shards > 1:  # as many shards as were wanted
+        if rows is not None and self.shards > 1:  # else a block could span several of the requested shards
             documents = min(documents, -(-rows // self.shards))
         return queries, self.corpus_block or documents
 

@@ -45,16 +45,16 @@ class Candidates:
         left: Candidates left by the search after the guard and each factor [b, f].
     """
 
-    scores: Scores | None  # None: the search has applied every factor, and the list is the support in its order
-    similarity: Annotated[Tensor, "b m"]  # before the temperature
+    scores: Scores | None
+    similarity: Annotated[Tensor, "b m"]
     rows: Annotated[Tensor, "b m"] | None
-    query: Annotated[Tensor, "b"]  # position among all queries: what a draw depends on
-    whole: Annotated[Tensor, "b"]  # True where no further candidate exists
-    ordered: bool = True  # closest first
-    lists: tuple[Annotated[Tensor, "b c"], ...] = ()  # rows found by each of several retrievers
-    key: Annotated[Tensor, "b m"] | None = None  # what draw "top" goes by, largest first; None: similarity
+    query: Annotated[Tensor, "b"]
+    whole: Annotated[Tensor, "b"]
+    ordered: bool = True
+    lists: tuple[Annotated[Tensor, "b c"], ...] = ()
+    key: Annotated[Tensor, "b m"] | None = None
     quotas: Quotas = ()
-    left: Annotated[Tensor, "b f"] | None = None  # how many the search left after the guard and after each factor
+    left: Annotated[Tensor, "b f"] | None = None
 
     def row_numbers(self) -> Tensor:
         """Return the corpus row of each candidate [b, m]."""
@@ -75,10 +75,10 @@ class Selection:
         copies: Candidates skipped as near-duplicates of a negative chosen before [b].
     """
 
-    slots: Annotated[Tensor, "b k"]  # column of the candidates, -1 where short
-    decided: Annotated[Tensor, "b"]  # False where looking at more candidates could change the choice
-    left: Annotated[Tensor, "b f"]  # how many candidates were at hand, and were left after each factor
-    copies: Annotated[Tensor, "b"]  # how many were passed over as copies of a negative taken before
+    slots: Annotated[Tensor, "b k"]
+    decided: Annotated[Tensor, "b"]
+    left: Annotated[Tensor, "b f"]
+    copies: Annotated[Tensor, "b"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,10 @@ def _weigh(scores: Scores, whole: Annotated[Tensor, "b"], rule: Rule) -> tuple[T
 
 
 def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """Columns of the support in the order in which they are taken; -1 behind the last. More than k for the guard."""
+    """Return columns of the support in the order in which they are taken, then -1.
+
+    More than k columns if near-duplicates are skipped afterwards.
+    """
     if rule.draw == "categorical":
         return _categorical(candidates, log_w, rule)
     b, m = log_w.shape
@@ -163,7 +166,7 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
         uniforms = uniform_of_pairs(rule.seed, candidates.query, candidates.row_numbers())
         return _padded(gumbel_order(log_w, uniforms, min(wanted, m)), rule.k)
     if candidates.ordered:
-        # Sorted already, closest first: the first of the support keep their order, also among equals.
+        # Already sorted, closest first: the support keeps this order, also among equal scores.
         columns = torch.arange(m, device=log_w.device).expand(b, m).masked_fill(log_w == NEVER, -1)
         return _padded(compacted(columns, wanted), rule.k)
     if candidates.quotas:
@@ -174,7 +177,7 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
 
 
 def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """K draws with replacement, the candidates taken in the order of their rows."""
+    """Return k draws with replacement; candidates are sorted by row, so the order of the search has no effect."""
     numbers = torch.arange(rule.k, device=log_w.device).expand(len(log_w), -1)
     uniforms = uniform_of_pairs(rule.seed, candidates.query, numbers)
     if candidates.rows is None or not log_w.shape[1]:

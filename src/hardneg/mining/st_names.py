@@ -18,10 +18,10 @@ from typing import Any
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, check_among, check_count
 from hardneg.negatives import Negatives
 
-_rule = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
-_ours = {"num_negatives": "k", "sampling_strategy": "draw"}
-_only_speed = ("use_faiss", "faiss_batch_size")
-_not_here = {
+_rule_options = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
+_counterparts = {"num_negatives": "k", "sampling_strategy": "draw"}
+_speed_options = ("use_faiss", "faiss_batch_size")
+_unsupported = {
     "include_positives": "mine without it, and add the positives to a set for evaluation",
     "use_multi_process": "encode with several processes before, or use `torchrun -m hardneg mine`",
     "as_triplets": "use output_format",
@@ -69,15 +69,19 @@ def translate(
         'AtMost(0.8) * Rank(5)'
     """
     for name, value in named.items():
-        if name in _not_here and value:
-            raise ArgumentError("mine", f"no {name}", f"{name}={value!r}", _not_here[name])
-        if name not in (*_rule, *_ours, *_only_speed, *_not_here):
-            raise UnknownName(name, ["negatives", "k", "draw", *_rule, *_ours, *_only_speed])
+        if name in _unsupported and value:
+            raise ArgumentError("mine", f"no {name}", f"{name}={value!r}", _unsupported[name])
+        if name not in (*_rule_options, *_counterparts, *_speed_options, *_unsupported):
+            raise UnknownName(name, ["negatives", "k", "draw", *_rule_options, *_counterparts, *_speed_options])
     given = {name: value for name, value in named.items() if value is not None}
-    twice = [name for name in _rule if name in given and negatives is not None]
-    twice += [name for name, ours in _ours.items() if name in given and {"k": k, "draw": draw}[ours] is not None]
+    twice = [name for name in _rule_options if name in given and negatives is not None]
+    twice += [
+        name for name, ours in _counterparts.items() if name in given and {"k": k, "draw": draw}[ours] is not None
+    ]
     if twice:
-        raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both ({twice[0]} and its counterpart)")
+        raise ArgumentError(
+            "mine", "an expression or the options of sentence-transformers", f"both ({twice[0]} and its counterpart)"
+        )
     k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
     for name in ("range_min", "range_max"):
         if name in given:

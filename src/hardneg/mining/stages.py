@@ -70,7 +70,7 @@ class Stage:
     pieces: int = 0
     factor: int = 0
     level: int = 0
-    before: str | None = None  # the stage that has the bounds found so far
+    before: str | None = None
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceAr
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
     pending = np.arange(len(miner.scorer.queries))
-    held = len(miner.finder.shards) if store.in_memory else 1  # shards whose lists are in memory
+    held = len(miner.finder.shards) if store.in_memory else 1  # number of shards whose lists are in memory at a time
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
         step, groups = miner.finder.at_once(size, held), itertools.count()
@@ -131,7 +131,7 @@ def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceAr
             attempt = Stage("queries", f"{number}.{next(groups)}", size, filtered)
             if not store.has(attempt.name, 0):
                 store.write(attempt.name, 0, {"query": pending[:step]})
-            # A killed run of another version may have taken fewer or more.
+            # The pieces of a killed run are used as they are, even if it grouped the queries differently.
             queries = len(store.read(attempt.name, 0)["query"])
             pending = pending[queries:]
             last = _run_attempt(miner, store, run, attempt, queries)
@@ -150,7 +150,7 @@ def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, quer
     """Run the stages of one attempt and return the last."""
     finder, before = miner.finder, None
     blocks = -(-queries // finder.block(attempt.size))
-    if finder.swept:
+    if finder.applies_all_factors:
         before = _run_bounds(miner, store, run, attempt, blocks)
     if finder.searched:
         run(replace(attempt, kind="lists", pieces=len(finder.shards), before=before))
@@ -219,7 +219,7 @@ class Stages:
         low, high = self.finder.shards[shard]
         size = min(stage.size, high - low)
         for b, query in enumerate(self._blocks(stage)):
-            bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
+            bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.applies_all_factors else None
             lists.append(self.finder.running(query, size, stage.filtered, bounds))
         for low, high in self._documents(stage, shard):
             documents = DocumentBlock.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
@@ -347,7 +347,7 @@ class Stages:
         edges: dict[str, WindowEdges] = {}
         if stage.before is not None:
             bounds, edges = _unpacked(self.store.read(stage.before, block), self.scorer.device)
-        # The others are without bounds, or with bounds of the positives.
+        # The other factors need no bounds, or bounds of the positives only, which are cheap.
         return bounds + bounds_of(self.scorer, query, self.factors[len(bounds) : number]), edges
 
     def _dtype(self, window: Window) -> torch.dtype:
@@ -362,7 +362,7 @@ def _merged(bound: Bound, first: State, second: State) -> State:
 
 def _packed(bounds: list[Bounds], edges: Mapping[str, WindowEdges]) -> PieceArrays:
     file = io.BytesIO()
-    # This layout stays: a job that an earlier version began is resumed from its pieces.
+    # Plain tuples, because torch.load(weights_only=True) refuses other classes.
     torch.save((bounds, {name: (tuple(each[:-1]), each.level) for name, each in edges.items()}), file)
     return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
 
@@ -417,7 +417,7 @@ class Files(Store):
     def read(self, stage: str, piece: int) -> PieceArrays:
         """Return the arrays of a piece, each read from the open file when it is used."""
         path = self.path(stage, piece)
-        if self._owner != os.getpid():  # a fork shares the offsets of open files with its parent
+        if self._owner != os.getpid():  # a fork shares file offsets with its parent, so it reopens its files
             self._owner, self._open = os.getpid(), {}
         if path not in self._open:
             if len(self._open) >= _most_open:

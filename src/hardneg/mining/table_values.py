@@ -65,7 +65,7 @@ def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: st
     Raises:
         ArgumentError: If a cell is no text.
     """
-    if len(columns) > 1:  # a title that is missing in some rows leaves the text alone
+    if len(columns) > 1:  # a missing title in some rows counts as empty
         columns = [["" if part is None and any(row) else part for part in row] for row in zip(*columns, strict=True)]
         columns = [list(column) for column in zip(*columns, strict=True)]
     for name, column in zip(names, columns, strict=True):

@@ -31,7 +31,7 @@ class Work(NamedTuple):
     done: Callable[[Any], None]
     name: Callable[[Any], str] = str
 
-    def left(self) -> list[Any]:
+    def pending(self) -> list[Any]:
         """Return the tasks that are not done, after calling ``done`` for the others."""
         left: list[Any] = []
         for task in self.tasks:

@@ -44,7 +44,7 @@ class Local(Engine):
 
         A task whose worker is killed runs again, ``TRIES`` times at most.
         """
-        left = work.left()
+        left = work.pending()
         if min(self.number, len(left)) <= 1:
             for task in left:
                 work.function(task)
@@ -76,7 +76,7 @@ class Local(Engine):
                     raise WorkerLost(f"{work.name(left[0])}, or of another piece at that time,", TRIES) from None
                 warn_once("worker killed", "A worker process was killed; its task is run again.")
             except BaseException:
-                stop.send(None)  # no worker receives it: all see that it is there
+                stop.send(None)  # no worker receives it: its presence wakes all of them
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [task for i, task in enumerate(tasks) if i not in finished]

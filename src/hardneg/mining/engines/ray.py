@@ -43,13 +43,13 @@ class Ray(Engine):
             ClusterLost: If the cluster cannot be reached or stops.
         """
         ray = optional("ray", "--engine ray", extra="ray")
-        if not (left := work.left()):
+        if not (left := work.pending()):
             return
         if not ray.is_initialized():
             self._join(ray)
-        # Retries of Ray's own would be silent, and those of a task that was out of memory without an end.
+        # Ray's own retries would be silent, and endless for a task that runs out of memory.
         call = ray.remote(max_retries=0, num_cpus=1)(_call)
-        # As bytes, so that what they name is imported when the path of the worker is set.
+        # As bytes, so that the function is imported only after the worker has set its path.
         job = pickle.dumps(work.function), os.getcwd(), os.getcwd() in sys.path
         tries: Counter[int] = Counter()
         running = {call.remote(*job, task): number for number, task in enumerate(left)}
@@ -73,7 +73,7 @@ class Ray(Engine):
         address = self.address or os.environ.get("RAY_ADDRESS")
         here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
         try:
-            # Ray lets its workers import from the current folder of this process first: they get one without modules.
+            # Workers of Ray import from the current folder of this process first, so it must contain no modules.
             with chdir(os.path.abspath(os.sep)), safe_children():
                 ray.init(address=address, log_to_driver=False, **here)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
