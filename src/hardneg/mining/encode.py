@@ -164,7 +164,7 @@ def _prompt_of(model: Any, given: str | None) -> str | None:
     known = getattr(model, "prompts", None) or {}
     if given is not None and given not in known and known and given.isidentifier():
         names = ", ".join(known)
-        text = f"The model has no prompt named {given!r}, so {given!r} itself is put before each text. Its prompts: {names}."
+        text = f"The model has no prompt {given!r}, so this text itself is put before each text. Its prompts: {names}."
         warn_once(f"unknown prompt: {given}", text)
     return given if given is None else known.get(given, given)
 
