@@ -223,7 +223,7 @@ def test_the_name_of_a_prompt_of_the_model_stands_for_that_prompt(
     assert torch.equal(named, text)
     assert torch.equal(default, fish)
     assert encoders[0].key == encoders[1].key
-    with pytest.warns(HardnegWarning, match="Its prompts are .*search"):
+    with pytest.warns(HardnegWarning, match="Its prompts: .*search"):
         encoders_of_model(folder, 8, "cpu", prompts=("serach", None))
     options = replace(job, encoder=None, model=folder, device="cpu", scores=True)
     run(replace(options, query_prompt="search"))

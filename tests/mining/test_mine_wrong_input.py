@@ -94,7 +94,7 @@ def test_a_file_that_would_not_be_read_is_an_error(
 ) -> None:
     np.save(tmp_path / "d.npy", np.ones((30, 8), dtype=np.float32))
     given = {name: str(tmp_path / value) for name, value in change.items()}
-    with pytest.raises(ValueError, match=r"the embeddings of the (queries|corpus) once"):
+    with pytest.raises(ValueError, match=r"the embeddings of the (queries|corpus) only once"):
         run(replace(vectors_only, **given))  # type: ignore[arg-type]
 
 
@@ -105,7 +105,9 @@ def renamed(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[str, An
 def test_ids_that_match_nothing_do_not_become_documents(job: MineOptions, tmp_path: Path) -> None:
     _, corpus = make_rows()
     for other in (renamed(corpus, "id", "key"), [{**row, "id": f"doc-{row['id']}"} for row in corpus]):
-        with pytest.raises(ValueError, match=r"ids or texts of the corpus, got none of .* --corpus-id-column"):
+        with pytest.raises(
+            ValueError, match=r"ids or texts of the corpus, got 30 that are neither.* --corpus-id-column"
+        ):
             run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", other)))
         assert not Path(job.out).exists()
     run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", renamed(corpus, "id", "pid"))))
@@ -203,7 +205,7 @@ def test_a_query_id_has_one_embedding(vectors_only: MineOptions, tmp_path: Path)
     with pytest.raises(ValueError, match="one embedding for each query id, got id 4"):
         run(given)
     np.savez(tmp_path / "q.npz", vectors=z[[0, 0, 1]], ids=np.array([4, 4, 5]))
-    with pytest.warns(HardnegWarning, match="28 of 30 judgements are of 28 queries that are not among the queries"):
+    with pytest.warns(HardnegWarning, match="28 of 30 judgements belong to 28 queries that are not in the data"):
         run(given)
     assert [row["query_id"] for row in lines(vectors_only.out)] == [4, 5]
 

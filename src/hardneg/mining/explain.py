@@ -130,7 +130,7 @@ def no_negatives(explanation: Explanation, format: str, candidates: int | None =
         fix = f"give more documents with {spelled('mine', 'corpus')}"
     elif candidates is not None:
         given = written("mine", "candidates", candidates)
-        fix = f"{fix}, or raise {given}, the candidates per retriever; BM25 only finds documents that share a word"
+        fix = f"{fix}, or raise {given} (per retriever); BM25 only finds documents that share a word"
     error = NoNegatives("mine", f"negatives to write as {format}", got, fix)
     error.explanation = explanation
     return error

@@ -269,7 +269,7 @@ def check_enough_candidates(options: MineOptions, problem: Problem) -> None:
             raise ArgumentError(
                 "mine", f"{spelled('mine', 'k')} candidates for some query, to write n-tuples", got, fix
             )
-        few = f"No query has {given} candidates, but at most {most}: every query gets fewer negatives."
+        few = f"Queries have at most {most} candidates each, fewer than {given}: every query gets fewer negatives."
         warn_once(f"few candidates: {k} of {most}", few)
 
 
