@@ -105,10 +105,12 @@ def renamed(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[str, An
 def test_ids_that_match_nothing_do_not_become_documents(job: MineOptions, tmp_path: Path) -> None:
     _, corpus = make_rows()
     for other in (renamed(corpus, "id", "key"), [{**row, "id": f"doc-{row['id']}"} for row in corpus]):
-        with pytest.raises(
-            ValueError, match=r"ids or texts of the corpus, got 30 that are neither.* --corpus-id-column"
-        ):
+        with pytest.raises(ArgumentError) as error:
             run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", other)))
+        assert error.value.got is not None
+        assert "such as 'd0'" in error.value.got
+        assert error.value.fix is not None
+        assert "--corpus-id-column" in error.value.fix
         assert not Path(job.out).exists()
     run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", renamed(corpus, "id", "pid"))))
     assert [row["negative_ids"] for row in lines(job.out)] == expected()

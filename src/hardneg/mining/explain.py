@@ -108,7 +108,11 @@ class Explanation:
 
 
 class NoNegatives(ArgumentError):
-    """No query has enough negatives to be written; ``explanation`` counts what each factor removed."""
+    """Raised if no query has enough negatives to be written.
+
+    Attributes:
+        explanation: Counts of what each factor removed.
+    """
 
     explanation: Explanation
 

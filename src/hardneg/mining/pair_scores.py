@@ -1,4 +1,7 @@
-"""Scores of (query, document) text pairs: by a CrossEncoder, its path, or any function of pairs."""
+"""Scores of (query, document) text pairs: by a CrossEncoder, its path, or any function of pairs.
+
+Used for ``--cross-encoder`` and ``--rescore`` of jobs, and for ``cross_encoder=`` of ``mine_dataset``.
+"""
 
 from __future__ import annotations
 

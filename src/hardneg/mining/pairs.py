@@ -22,7 +22,7 @@ from hardneg.core.types import Keys, Names, int_if_whole, number_of
 _distinct = "give each row its own id or drop the copies"
 _without_positive = "give the row or id of its document, or leave the query out"
 Positives = Tensor | Sequence[Any]
-"""Corpus ids: [q], [q, p] padded with -1, or one list per query."""
+"""Corpus ids of the positives: [q], [q, p] padded with -1, or one list per query."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ class Engine(ABC):
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the output."""
+        """True if this process writes the output."""
         return True
 
     @abstractmethod
