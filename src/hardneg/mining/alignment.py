@@ -89,10 +89,12 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
     ordered = similarity.sort(1).values
 
     def closer(shift: int) -> tuple[Tensor, Tensor]:
-        beside = _vectors(corpus, (own + shift) % len(corpus), cosine)
+        neighbours = _vectors(corpus, (own + shift) % len(corpus), cosine)
         # A row that is the query itself, as in a file of pairs, is no evidence: use the positive instead.
-        beside = torch.where((beside == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), beside)
-        pairs = (anchors[place] * beside).sum(-1)
+        neighbours = torch.where(
+            (neighbours == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), neighbours
+        )
+        pairs = (anchors[place] * neighbours).sum(-1)
         ends = [torch.searchsorted(ordered[place], pairs[:, None], right=right) for right in (False, True)]
         share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # ties count half
         return _per_query(share, place, len(some)), _per_query(pairs, place, len(some))

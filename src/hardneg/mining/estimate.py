@@ -159,7 +159,7 @@ def _sample(problem: Problem) -> Problem:
 
 
 def _peak(miner: Miner, queries: int) -> int | None:
-    """Return the peak memory: that of this process so far, and the lists that a search of all queries holds.
+    """Return the peak memory: that of this process so far, plus the lists of all queries in a search.
 
     This process has held every table, the vectors of the job and the blocks of a search.
     """

@@ -1,6 +1,6 @@
 """Several retrievers as one ranking: reciprocal-rank fusion, the order of one source, and quotas.
 
-Each retriever gives its best ``candidates`` for a query, after positives and the query itself are
+Each retriever returns its best ``candidates`` for a query, after positives and the query itself are
 removed; ranks count from 1 in the rest. The candidates are the union of these lists.
 
 - Fused order: by the sum over retrievers of 1 / (60 + rank), largest first; equal sums by row of

@@ -156,19 +156,19 @@ def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
 
 def _check_all_are_read(options: MineOptions) -> None:
     """Raise if embeddings are given twice for one side, so that one file would be ignored."""
-    for name, path, beside in (
+    for name, path, vectors_path in (
         ("queries", options.queries, options.query_embeddings),
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
-        if path is not None and beside is not None and holds_vectors(path) and not _same_file(path, beside):
-            raise ArgumentError("mine", f"the embeddings of the {name} only once", f"{path} and {beside}")
+        if path is not None and vectors_path is not None and holds_vectors(path) and not _same_file(path, vectors_path):
+            raise ArgumentError("mine", f"the embeddings of the {name} only once", f"{path} and {vectors_path}")
 
 
 def _are_the_same(options: MineOptions) -> bool:
     """Return whether queries and corpus are the same column of the same file, however its path is written."""
     if options.corpus is None:
-        beside = options.corpus_embeddings
-        return any(_same_file(beside, one) for one in (options.queries, options.query_embeddings))
+        vectors_path = options.corpus_embeddings
+        return any(_same_file(vectors_path, one) for one in (options.queries, options.query_embeddings))
     other = options.columns.corpus is not None and options.columns.corpus != options.columns.query
     return _same_file(options.corpus, options.queries) and not other
 

@@ -77,8 +77,9 @@ class Search:
             is more.
 
     Example:
-        >>> Search("exact", cosine=True, shards=4).shards
-        4
+        >>> from hardneg.mining import mine
+        >>> mine([[2.0, 0.0]], [[1.0, 0.0], [3.0, 4.0]], [0], "Uniform()", 1, search=Search(cosine=True)).scores
+        tensor([[0.6000]])
     """
 
     kind: str = "exact"

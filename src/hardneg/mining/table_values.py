@@ -14,7 +14,7 @@ from hardneg.core.types import int_if_whole
 
 
 def as_list(value: Any, name: str, row: int) -> list[Any]:
-    """Return the positives in a cell, which holds a list of them or one.
+    """Return the positives in a cell, which contains one or a list of them.
 
     Args:
         value: The cell.
