@@ -59,7 +59,7 @@ class Explanation:
         """Add a block of queries.
 
         Args:
-            left: Candidates at the start and after each step [b, 1 + steps].
+            left: Candidates at the start, after the guard and after each factor [b, steps].
             removed: Candidates removed by each step [b, steps].
             chosen: Number of negatives of each query [b].
             k: Number of negatives wanted.

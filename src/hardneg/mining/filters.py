@@ -172,7 +172,7 @@ class Ceilings:
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
-        """Mask the scores of a block above the ceilings in place, and count the steps in ``seen``."""
+        """Return the scores, masked above the ceilings in place, and count the steps in ``seen``."""
         banned = torch.bincount(self.place[(self.row >= low) & (self.row < high)], minlength=len(similarity))
         self.seen += (high - low) - banned[:, None]
         least = self.ceilings[-1]

@@ -392,7 +392,7 @@ def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Te
 
 
 _most_open = 512
-"""Files that a store keeps open at a time; far below the usual limit of a process (1024)."""
+"""Files that a store keeps open at a time; half the usual limit of a process."""
 
 
 class Files(Store):
