@@ -94,7 +94,7 @@ def test_errors() -> None:
         hn.audit(Data(anchor=["x"], label=[1]), model=vectors)
     with pytest.raises(ArgumentError, match="a function from texts to vectors, got model=3"):
         hn.audit(Data(anchor=["x"], positive=["y"]), model=3)
-    with pytest.raises(ArgumentError, match=r"The encoder needs to give floats \[1, d\] for 1 texts"):
+    with pytest.raises(ArgumentError, match=r"The encoder needs to return floats \[1, d\] for 1 texts"):
         hn.audit(Data(anchor=["x"], positive=["y"]), model=lambda texts: None)
     with pytest.raises(ArgumentError, match=r"got similarity=0.5; .* dataset.remove_columns\('similarity'\)"):
         hn.audit(Data(anchor=["x"], positive=["y"], similarity=[0.5]), model=vectors)

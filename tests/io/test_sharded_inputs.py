@@ -13,9 +13,9 @@ import torch
 from hardneg.core.errors import ArgumentError, FileError
 from hardneg.io import tables
 from hardneg.io.tables import holds_vectors, read_table, read_vectors
+from hardneg.mining.inputs import from_beir
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import from_beir
 
 ROWS = [{"id": i, "text": f"text {i}"} for i in range(10)]
 WHOLE = {"id": list(range(10)), "text": [f"text {i}" for i in range(10)]}

@@ -172,7 +172,7 @@ def test_a_job_warns_of_judgements_counted_from_1(files: MineOptions, tmp_path: 
 
 def test_judgements_of_unknown_queries_are_counted_and_named(files: MineOptions, tmp_path: Path) -> None:
     write_judgements(tmp_path, [*((i, i) for i in range(120)), (7001, 1), (7001, 2), (7002, 1)])
-    with pytest.warns(HardnegWarning, match="3 of 123 judgements are of 2 queries .*'7001', '7002'"):
+    with pytest.warns(HardnegWarning, match="3 of 123 judgements belong to 2 queries .*'7001', '7002'"):
         run(files)
     manifest = json.loads(Path(f"{files.out}.manifest.json").read_text())
     assert manifest["counts"]["judgements_of_unknown_queries"] == 3

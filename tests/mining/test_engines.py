@@ -166,7 +166,7 @@ def test_an_input_that_changes_meanwhile_is_an_error(files: MineOptions, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "compute", changing)
-        with pytest.raises(DataChanged, match=r"another content of .*corpus\.npy"):
+        with pytest.raises(DataChanged, match=r"corpus\.npy, which has changed since"):
             run(files)
     assert not Path(files.out).exists()
     assert mined(files) == mined(files, out=files.out.replace("mined", "other"))

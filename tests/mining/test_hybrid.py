@@ -240,7 +240,7 @@ def test_a_run_is_ordered_by_score_and_by_rank_among_equals(tmp_path: Path) -> N
         found = RankedRun("other", run, queries, corpus)
     assert found(torch.arange(3), 3).tolist() == [[1, 3, 7], [2, -1, -1], [-1, -1, -1]]
     assert found(torch.tensor([1]), 1).tolist() == [[2]]
-    with pytest.raises(ArgumentError, match="of the run 'other' among those given, got none"):
+    with pytest.raises(ArgumentError, match="of the run 'other' that are in the data, got none"):
         RankedRun("other", run, Side(["a"]), corpus)
     assert split_name("splade=x/y.trec") == ("splade", "x/y.trec")
     assert split_name("x/y.bm25.trec") == ("y", "x/y.bm25.trec")

@@ -335,7 +335,7 @@ def test_faiss(kind: str) -> None:
     if kind == "ivf":
         poor = mine(queries, corpus, positives, text, 5, search=Search(kind, num_probes=1))
         assert poor.recall < found.recall
-    with pytest.raises(ValueError, match="needs an expression that the nearest candidates decide"):
+    with pytest.raises(ValueError, match="needs an expression that depends only on the nearest candidates"):
         mine(queries, corpus, positives, "Ring(0.1, 0.2)", 5, search=kind)
 
 
@@ -405,7 +405,7 @@ def test_exact_copies_are_copies_at_one(dim: int, text: str) -> None:
         ({"temperature": 0.0}, "temperature above 0"),
         ({"near_positive": 2.0}, "near_positive in"),
         ({"negatives": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
-        ({"negatives": "ClippedTilt(1.0)", "draw": "gumbel"}, "no batch decides"),
+        ({"negatives": "ClippedTilt(1.0)", "draw": "gumbel"}, "do not depend on a batch"),
         ({"negatives": "OtherLabel()", "queries": Keys(torch.eye(4))}, "OtherLabel needs labels"),
         ({"positives": torch.tensor([0, 1, 2, 99])}, "positives that are in the corpus, got id 99 of query 3"),
         ({"positives": ["0", "1", "2", "3"]}, "whole numbers, got '0' of query 0"),

@@ -223,7 +223,7 @@ def test_the_name_of_a_prompt_of_the_model_stands_for_that_prompt(
     assert torch.equal(named, text)
     assert torch.equal(default, fish)
     assert encoders[0].key == encoders[1].key
-    with pytest.warns(HardnegWarning, match="Its prompts are .*search"):
+    with pytest.warns(HardnegWarning, match="Its prompts: .*search"):
         encoders_of_model(folder, 8, "cpu", prompts=("serach", None))
     options = replace(job, encoder=None, model=folder, device="cpu", scores=True)
     run(replace(options, query_prompt="search"))
@@ -290,14 +290,14 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"negatives": 'BelowPositive(absolute=0.0, by="guide")'}, "--guide"),
     ({"negatives": 'From("bm25")'}, "add --bm25, --run"),
     ({"negatives": "SameCluster()"}, "OtherLabel"),
-    ({"guide": "some-model"}, "reads the guide"),
+    ({"guide": "some-model"}, "uses the guide"),
     ({"quotas": ("bm25=2",)}, "a source among embedding"),
     ({"quotas": ("bm25",)}, "name=number"),
     ({"dtype": "float8", "model": "m", "encoder": None}, "--dtype"),
-    ({"query_prompt": "query: "}, "a --model for it"),
+    ({"query_prompt": "query: "}, "--model as well"),
     ({"cross_encoder": "m", "cross_encoder_use": "both"}, "--cross-encoder-use"),
-    ({"cross_encoder": "m", "rescore": "support.mining_jobs:overlap"}, "one second opinion"),
-    ({"cross_encoder": "m", "cross_encoder_use": "veto", "guide": "m"}, "one second opinion"),
+    ({"cross_encoder": "m", "rescore": "support.mining_jobs:overlap"}, "either --cross-encoder or --rescore"),
+    ({"cross_encoder": "m", "cross_encoder_use": "veto", "guide": "m"}, "either --cross-encoder or --guide"),
     ({"runs": ("nowhere.trec",)}, "TREC run file that exists"),
 ]
 

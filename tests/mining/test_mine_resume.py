@@ -207,11 +207,11 @@ def test_blocks_of_another_device_are_not_used(
 
     job = replace(job, query_block=0)
     plain = replace(job, out=str(tmp_path / "plain.jsonl"))
-    monkeypatch.setitem(search._queries, "cpu", 50)
+    monkeypatch.setitem(search._query_blocks, "cpu", 50)
     run(plain)
-    monkeypatch.setitem(search._queries, "cpu", 200)
+    monkeypatch.setitem(search._query_blocks, "cpu", 200)
     interrupted(job, monkeypatch, 1)
-    monkeypatch.setitem(search._queries, "cpu", 50)
+    monkeypatch.setitem(search._query_blocks, "cpu", 50)
     run(job)
     assert content(job) == content(plain)
 

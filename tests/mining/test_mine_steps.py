@@ -46,7 +46,7 @@ def test_words_alone_need_no_embeddings(job: MineOptions) -> None:
         run(replace(job, search="bm25", encoder=None, near_positive=0.9))
     with pytest.raises(
         ValueError,
-        match=r"candidates, of which Rank.*; use a smaller k or .* raise candidates=100, the best",
+        match=r"candidates, of which Rank.*; use a smaller k or .* raise candidates=100 \(per retriever\)",
     ):
         run(replace(job, search="bm25", encoder=None, negatives="Rank(50, 200)", format="triplet"))
 

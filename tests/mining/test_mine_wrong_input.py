@@ -94,7 +94,7 @@ def test_a_file_that_would_not_be_read_is_an_error(
 ) -> None:
     np.save(tmp_path / "d.npy", np.ones((30, 8), dtype=np.float32))
     given = {name: str(tmp_path / value) for name, value in change.items()}
-    with pytest.raises(ValueError, match=r"the embeddings of the (queries|corpus) once"):
+    with pytest.raises(ValueError, match=r"the embeddings of the (queries|corpus) only once"):
         run(replace(vectors_only, **given))  # type: ignore[arg-type]
 
 
@@ -105,8 +105,12 @@ def renamed(rows: list[dict[str, Any]], old: str, new: str) -> list[dict[str, An
 def test_ids_that_match_nothing_do_not_become_documents(job: MineOptions, tmp_path: Path) -> None:
     _, corpus = make_rows()
     for other in (renamed(corpus, "id", "key"), [{**row, "id": f"doc-{row['id']}"} for row in corpus]):
-        with pytest.raises(ValueError, match=r"ids or texts of the corpus, got none of .* --corpus-id-column"):
+        with pytest.raises(ArgumentError) as error:
             run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", other)))
+        assert error.value.got is not None
+        assert "such as 'd0'" in error.value.got
+        assert error.value.fix is not None
+        assert "--corpus-id-column" in error.value.fix
         assert not Path(job.out).exists()
     run(replace(job, corpus=write_lines(tmp_path / "c.jsonl", renamed(corpus, "id", "pid"))))
     assert [row["negative_ids"] for row in lines(job.out)] == expected()
@@ -166,7 +170,7 @@ def test_a_list_written_as_text_is_refused(job: MineOptions, tmp_path: Path, cel
     for row in queries:
         row["positive"] = row["positive"][0]
     queries[4]["positive"] = cell
-    with pytest.raises(ValueError, match=r"in column 'positive', row 4, which writes out a list"):
+    with pytest.raises(ValueError, match=r"in column 'positive', row 4, which looks like a list"):
         run(replace(job, queries=as_csv(tmp_path / "q.csv", queries)))
 
 
@@ -203,7 +207,7 @@ def test_a_query_id_has_one_embedding(vectors_only: MineOptions, tmp_path: Path)
     with pytest.raises(ValueError, match="one embedding for each query id, got id 4"):
         run(given)
     np.savez(tmp_path / "q.npz", vectors=z[[0, 0, 1]], ids=np.array([4, 4, 5]))
-    with pytest.warns(HardnegWarning, match="28 of 30 judgements are of 28 queries that are not among the queries"):
+    with pytest.warns(HardnegWarning, match="28 of 30 judgements belong to 28 queries that are not in the data"):
         run(given)
     assert [row["query_id"] for row in lines(vectors_only.out)] == [4, 5]
 
@@ -260,7 +264,7 @@ def test_a_folder_of_others_is_not_thrown_away(job: MineOptions) -> None:
     work = Path(f"{job.out}.work")
     work.mkdir()
     (work / "precious.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"got 'precious.txt' there, which is not one"):
+    with pytest.raises(ValueError, match=r"got 'precious.txt' in it, which it did not write"):
         run(job)
     assert (work / "precious.txt").read_text() == "mine"
     (work / "precious.txt").unlink()
@@ -318,7 +322,7 @@ def test_half_a_character_is_found_before_the_work(job: MineOptions, tmp_path: P
     for name, rows in (("q", queries), ("c", corpus)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = replace(job, queries=str(tmp_path / "q.jsonl"), corpus=str(tmp_path / "c.jsonl"))
-    with pytest.raises(ValueError, match=rf"half of one, '\\ud800' in column '{place}', row 3"):
+    with pytest.raises(ValueError, match=rf"half a surrogate pair, '\\ud800' in column '{place}', row 3"):
         run(given)
     assert not list(tmp_path.glob("*.embeddings"))
 
@@ -451,9 +455,9 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "that the nearest candidates decide"),
+        ({"search": "ivf", "negatives": "Ring(0.1, 0.2)"}, "depends only on the nearest candidates"),
         ({"rescore": "support.mining_jobs:nothing"}, "a function 'nothing'"),
-        ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' for shards"),
+        ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' to use shards"),
         ({"negatives": "OtherLabel()"}, "label"),
         ({"corpus": ""}, "a name that is not empty"),
         ({"guide": ""}, "a name that is not empty"),

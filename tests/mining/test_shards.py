@@ -201,7 +201,7 @@ class BelowClosestOfBatch(Hidden):
 
 
 def test_what_a_batch_decides_is_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match="weights that no batch decides") as caught:
+    with pytest.raises(ArgumentError, match="weights that do not depend on a batch") as caught:
         mined(BelowClosestOfBatch())
     assert "BelowClosestOfBatch" in str(caught.value.got)
 

@@ -16,7 +16,8 @@ from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
 from hardneg.io.tables import aligned, open_text, read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.judgements import read_grades
-from hardneg.mining.problem import Side, side_of_table
+from hardneg.mining.problem import Side
+from hardneg.mining.table_columns import side_of_table
 from hardneg.mining.table_values import RowNumbers
 
 WHO = "audit"

@@ -1,13 +1,18 @@
 """Warnings that save a week: positives no closer than random documents, and negatives easier than those.
 
-Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two models) raise no
-error: every id exists. What they leave is positives that are no closer than chance. Three figures tell:
+Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two
+models) raise no error, because every id exists. The positives are then no closer than chance. Three
+figures reveal it:
 
-- closer: how often a positive is closer to its query than a random document is; 1/2 where ids are not aligned.
-- shift: whether the row before or after each positive is closer, by more than chance. It finds ids counted from 1 also
-  where neighbours in the file share a topic.
-- skew: how far the nearest documents are above the mean, by how far the farthest are below it. It is 1 for vectors of
-  random numbers, in which there is nothing to align, and well above 1 for the vectors of any model.
+- closer: how often a positive is closer to its query than a random document is; 1/2 if ids are not aligned.
+- shift: whether the row before or after each positive is closer, by more than chance. It finds ids
+  counted from 1 even if neighbours in the file share a topic.
+- skew: how far the nearest documents are above the mean, divided by how far the farthest are below
+  it. It is 1 for vectors of random numbers, in which nothing can be aligned, and well above 1 for
+  the vectors of any model.
+
+``alignment_of`` computes the figures on a sample; the ``warn_of_...`` functions are called by
+``hn.mine`` and jobs. Audits use the same figures.
 """
 
 from __future__ import annotations
@@ -25,37 +30,53 @@ from hardneg.mining.explain import TOO_FEW, Explanation
 from hardneg.mining.pairs import Pairs
 from hardneg.negatives import Negatives
 
-_queries, _documents, _positives = 256, 4096, 8  # of the sample; positives of one query
+_queries, _documents, _positives = 256, 4096, 8  # sizes of the sample; positives are per query
 _least_queries = 32
 _by_chance = 0.6  # misaligned ids: 0.50, with 256 queries up to 0.56; nfcorpus with a weak model: 0.72
 _least_skew = 1.1
-_least_gain, _sure = 0.02, 5.0  # of the share, and in standard errors
+_least_gain, _sure = 0.02, 5.0  # smallest gain of a shift: in share of comparisons, and in standard errors
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How close positives are beside random documents, on a sample."""
+    """How close positives are compared with random documents, on a sample.
+
+    Attributes:
+        queries: Number of queries in the sample.
+        closer: Share of comparisons in which a positive is closer than a random document.
+        positive: Mean similarity of the positives.
+        random: Mean similarity of random documents.
+        skew: Skew of the similarities; see the module.
+        shift: Offset (-1 or 1) of rows that are closer than the positives; 0 if there is none.
+    """
 
     queries: int
     closer: float
     positive: float
     random: float
     skew: float
-    shift: int = 0  # how many rows from the positives those lie that are closer
+    shift: int = 0
 
     @property
     def known(self) -> bool:
-        """Whether the sample is large enough, and the vectors more than random numbers."""
+        """True if the sample is large enough to judge and the vectors are more than random numbers."""
         return self.queries >= _least_queries and self.skew >= _least_skew
 
     @property
     def lost(self) -> bool:
-        """Whether positives are no closer than random documents, or less close than the rows beside them."""
+        """True if positives are no closer than random documents, or less close than their neighbouring rows."""
         return self.shift != 0 or (self.known and self.closer < _by_chance)
 
 
 def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: bool) -> Alignment:
-    """The figures of a sample of the queries that have a positive; each query counts once, whatever its positives."""
+    """Compute the figures on a sample of queries with positives; each query counts once.
+
+    Args:
+        queries: Vectors of the queries [q, d].
+        corpus: Vectors of the documents [n, d].
+        positives: Positives of each query, by row.
+        cosine: Whether vectors are compared by the cosine.
+    """
     some = positives.count().nonzero()[:, 0].cpu()
     some = some[_sampled(len(some), _queries)]
     rows = _sampled(len(corpus), _documents)
@@ -68,12 +89,14 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
     ordered = similarity.sort(1).values
 
     def closer(shift: int) -> tuple[Tensor, Tensor]:
-        beside = _vectors(corpus, (own + shift) % len(corpus), cosine)
-        # A row that is the query itself, as in a file of pairs, says nothing: the positive stands for it.
-        beside = torch.where((beside == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), beside)
-        pairs = (anchors[place] * beside).sum(-1)
+        neighbours = _vectors(corpus, (own + shift) % len(corpus), cosine)
+        # A row that is the query itself, as in a file of pairs, is no evidence: use the positive instead.
+        neighbours = torch.where(
+            (neighbours == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), neighbours
+        )
+        pairs = (anchors[place] * neighbours).sum(-1)
         ends = [torch.searchsorted(ordered[place], pairs[:, None], right=right) for right in (False, True)]
-        share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # equal ones count half
+        share = (ends[0] + ends[1])[:, 0].double() / (2 * len(rows))  # ties count half
         return _per_query(share, place, len(some)), _per_query(pairs, place, len(some))
 
     share, pairs = closer(0)
@@ -86,13 +109,13 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
 
 def warn_of_alignment(found: Alignment) -> None:
-    """Once for the same figures: other data, or ids that were corrected in vain, warn again."""
+    """Warn if the positives are not aligned; once for the same figures, so corrected ids are judged again."""
     if found.lost:
         warn_once(f"alignment: {sentence(found)}", sentence(found))
 
 
 def sentence(found: Alignment) -> str:
-    """What is wrong with the positives, and what to look at."""
+    """Return what is wrong with the positives and what to check."""
     where = f"mean similarity {found.positive:.3f} against {found.random:.3f} of random ones"
     if found.shift:
         side, size = ("before", "large") if found.shift < 0 else ("after", "small")
@@ -103,16 +126,24 @@ def sentence(found: Alignment) -> str:
     return (
         f"The positives are no closer to their queries than random documents ({where}; closer in "
         f"{100 * found.closer:.0f} of 100 comparisons). Are the ids aligned? Rows without ids are numbered from 0, "
-        "judgements often from 1; vectors must be in the order of their table, and of one model."
+        "judgements often from 1; vectors must be in the order of their table and come from one model."
     )
 
 
 def warn_of_easy_negatives(
     found: Alignment, negatives: Negatives, draw: str, scores: Annotated[Tensor, "m"], several: bool
 ) -> None:
-    """Warns where a margin below the positives leaves only what is easier than random documents.
+    """Warn if a margin below the positives leaves only candidates that are easier than random documents.
 
-    Of several positives one may be far; of one, a relative margin may be wider than the similarities of a model are.
+    With several positives, one of them may be far away; with one, a relative margin may be wider
+    than the range of a model's similarities.
+
+    Args:
+        found: Figures of the positives.
+        negatives: The expression.
+        draw: How negatives are drawn; only ``"top"`` is judged.
+        scores: Similarities of the chosen negatives [m].
+        several: Whether any query has several positives.
     """
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     if margin is None or draw != "top" or not found.known or found.lost or not len(scores):
@@ -126,13 +157,13 @@ def warn_of_easy_negatives(
         message = (
             f"The negatives are easier than random documents (mean similarity {mean:.3f} against {found.random:.3f}): "
             f"{margin!r} {why}. {fix}, or use {spelled('mine', 'near_positive')} or a ring, such as Ring(0.01, 0.1), "
-            "instead of it."
+            "instead."
         )
         warn_once(f"alignment: {message}", message)
 
 
 def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
-    """Warns where a factor compares with the positives and some queries have none: it removes nothing there."""
+    """Warn if a factor compares with the positives and some queries have none, so it removes nothing there."""
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     missing = int((positives.count() == 0).sum())
     if margin is not None and missing:
@@ -144,7 +175,7 @@ def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
 
 
 def warn_of_short(found: Explanation, k: int) -> None:
-    """Warns where queries have fewer than k negatives."""
+    """Warn if queries have fewer than k negatives."""
     if found.short:
         few = found.reason() == TOO_FEW
         fix = "add documents to the corpus" if few else f"remove fewer candidates than {found.cause()} does"
@@ -156,7 +187,7 @@ def warn_of_short(found: Explanation, k: int) -> None:
 
 
 def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warns where the dot product orders clearly otherwise than the cosine, and the caller chose neither."""
+    """Warn if the dot product orders very differently from the cosine and the caller chose neither."""
     norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
     low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
     if high > 1.2 * low:
@@ -173,7 +204,7 @@ def _looks_at_positives(factor: Negatives) -> bool:
 
 
 def _gain(difference: Annotated[Tensor, "b"]) -> float:
-    """The mean of a paired difference in standard errors; 0 where it is small, as between rows of one topic."""
+    """Return the mean of a paired difference in standard errors; 0 if it is small, as between rows of one topic."""
     if len(difference) < 2 or float(difference.mean()) < _least_gain:
         return 0.0
     return float(difference.mean() / (difference.std() / len(difference) ** 0.5).clamp(min=1e-6))
@@ -185,7 +216,7 @@ def _per_query(values: Tensor, place: Tensor, size: int) -> Annotated[Tensor, "b
 
 
 def _sampled(size: int, most: int) -> Tensor:
-    """Rows spread evenly: a run of neighbours would share a topic."""
+    """Return row numbers spread evenly over the file: neighbours would share a topic."""
     return torch.arange(size) if size <= most else torch.linspace(0, size - 1, most, dtype=torch.float64).long()
 
 

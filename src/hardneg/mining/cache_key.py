@@ -1,14 +1,15 @@
-"""What an encoder is and what it encodes, by content: the names of the embeddings that are kept.
+"""Cache keys of encoders and texts, computed from their content: the file names of stored embeddings.
 
-- A model: the bytes of its files; of one from a hub, its parameters, tokenizer, structure, prompts and settings.
-- A function: what the user declares (``--cache-key``, ``function.cache_key``, which is anything with a steady repr or a
-  function that gives it, or ``function.cache_files``, paths), and the source of its file and of every module of the
-  user's that this one imports. Its weights can be anywhere (a dict, an object, a default argument, the environment), so
-  a function for which nothing is declared has no key, and nothing that it gives is reused. The same holds for a model
-  with modules of the user's own.
-- An item: its text or, where the text is the path of a file, the name and the bytes of that file.
+- A model: the bytes of its files; for a model from a hub, its parameters, tokenizer, structure,
+  prompts and settings.
+- A function: the version that the user declares (``--cache-key``; ``function.cache_key``, a value
+  with a stable repr or a function that returns one; or ``function.cache_files``, paths), and the
+  source of its file and of every module of the user's that it imports. Its weights can be anywhere
+  (a dict, an object, a default argument, the environment), so a function without a declaration has
+  no key, and its results are not reused. The same holds for a model with modules of the user's own.
+- An item: its text or, if the text is the path of a file, the name and bytes of that file.
 
-Installed packages are not looked into: declare their version where it matters.
+Installed packages are not inspected: declare their version if it matters.
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ from hardneg.io.functions import module_of
 from hardneg.io.sealed import digest_of
 
 _installed = tuple(os.path.realpath(path) for path in (*sysconfig.get_paths().values(), str(Path(__file__).parents[1])))
-_of_hub = "transformers_modules."  # the code that comes with a model of a hub
-_settings = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length")  # its repr need not have them
+_of_hub = "transformers_modules."  # prefix of modules that were downloaded with a model from a hub
+_settings = (
+    "prompts",
+    "default_prompt_name",
+    "truncate_dim",
+    "max_seq_length",
+)  # settings that the repr of a model may leave out
 
 
 def digest_of_path(path: Path) -> str:
-    """The sha256 of a file; of a folder, that of the names and contents of all files in it."""
+    """Return the sha256 of a file; for a folder, that of the names and contents of all files in it."""
     if not path.is_dir():
         return digest_of(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -45,12 +51,12 @@ def digest_of_path(path: Path) -> str:
 
 
 def key_of_model(path: str, model: Any, declared: str | None = None) -> str | None:
-    """A key that changes when the vectors of a sentence-transformers model do; None if that cannot be known.
+    """Return a key that changes whenever the vectors of a sentence-transformers model do; None if unknown.
 
     Args:
-        path: The folder or name of the model; empty for one made in memory.
+        path: Folder or name of the model; empty for one made in memory.
         model: The model itself.
-        declared: The key that the user gives it, needed for a model with modules of the user's own.
+        declared: Version that the user declares, needed for a model with modules of the user's own.
     """
     own = {type(part).__module__ for part in model.modules() if _file_of(type(part).__module__) is not None}
     if declared is None and any(not module.startswith(_of_hub) for module in own):
@@ -66,12 +72,12 @@ def key_of_model(path: str, model: Any, declared: str | None = None) -> str | No
 
 
 def key_of_function(text: str, function: Any, declared: str | None = None) -> str | None:
-    """A key that changes when what is declared of a function or its source does; None if nothing is declared.
+    """Return a key that changes with a function's declared version or its source; None if nothing is declared.
 
     Args:
-        text: Its name, as ``load_function`` takes it; empty for one made in memory.
+        text: Its name, as given to ``load_function``; empty for one made in memory.
         function: The function itself, or any other callable.
-        declared: The key that the user gives it.
+        declared: Version that the user declares.
     """
     inner = function
     while isinstance(inner, functools.partial):
@@ -89,7 +95,7 @@ def key_of_function(text: str, function: Any, declared: str | None = None) -> st
 
 
 def keys_of_items(texts: list[str]) -> list[Any]:
-    """Each text, or the name and the digest of the file that it is the path of."""
+    """Return each text, or the name and digest of the file whose path it is."""
     return [[os.path.basename(text), digest_of(Path(text))] if _is_file(text) else text for text in texts]
 
 
@@ -106,7 +112,7 @@ def _hashed(*parts: Any) -> str:
 
 
 def _state(module: Any) -> str:
-    """The digest of the names and bytes of all tensors of a module's state."""
+    """Return the digest of the names and bytes of all tensors of a module's state."""
     content = hashlib.sha256()
     for name, value in module.state_dict().items():
         content.update(repr((name, getattr(value, "dtype", None), getattr(value, "shape", None))).encode())
@@ -126,7 +132,7 @@ class _Source:
 
 
 def _sources(modules: list[str]) -> dict[str, _Source]:
-    """These modules and all that they import, but for installed ones."""
+    """Return the sources of these modules and of all modules they import, except installed ones."""
     found: dict[str, _Source] = {}
     left = list(modules)
     while left:
@@ -140,10 +146,10 @@ def _sources(modules: list[str]) -> dict[str, _Source]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source of a module of the user's own; None for built-in and installed ones."""
+    """Return the source file of a module of the user's own; None for built-in and installed modules."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module not in sys.modules:
-        if "." in module and _file_of(module.partition(".")[0]) is None:  # to look into a package is to import it
+        if "." in module and _file_of(module.partition(".")[0]) is None:  # find_spec would import the package
             return None
         try:
             file = getattr(importlib.util.find_spec(module), "origin", None)
@@ -168,8 +174,8 @@ def _imports(module: str, source: _Source) -> Iterator[str]:
 
 
 def _nodes(source: bytes) -> list[ast.Import | ast.ImportFrom]:
-    """The imports of a module."""
+    """Return the import statements of a module."""
     try:
         return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    except (SyntaxError, ValueError, RecursionError):  # it is not what Python has imported
+    except (SyntaxError, ValueError, RecursionError):  # Python has not imported this content
         return []

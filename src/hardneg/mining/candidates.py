@@ -1,4 +1,9 @@
-"""Candidates of a block of queries: from the exact search, from FAISS, from several retrievers, rescored."""
+"""Find the candidates of a block of queries: by exact search, by FAISS, from several retrievers, or rescored.
+
+``Finder`` is the only class. ``stages.py`` uses it to search shards (``running``), to turn the
+lists into ``Candidates`` for ``select.py`` (``candidates``), and to read the chosen rows
+(``outcome``).
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,17 @@ from hardneg.search.exact import DocumentBlock, RunningNearest, largest_on
 from hardneg.search.nearest import FaissIndex, Nearest, Weigh
 from hardneg.search.topk import in_order
 
-_recalled = 64  # queries by which the recall of an approximate search is measured
+_recalled = 64  # queries on which the recall of an approximate search is measured
 
 
 class Finder:
-    """Finds candidates, takes out what can never be a negative, and scores the rest."""
+    """Finds candidates, removes those that can never be negatives, and scores the others.
+
+    Args:
+        scorer: Queries, corpus, positives and similarities.
+        rule: Distribution, number of negatives and draw, which decide how deep the search goes.
+        search: Kind of search, retrievers and memory.
+    """
 
     def __init__(self, scorer: CorpusScorer, rule: Rule, search: Search) -> None:
         self.scorer, self.rule, self.search = scorer, rule, search
@@ -48,87 +59,103 @@ class Finder:
 
     @property
     def listed(self) -> bool:
-        """Whether candidates are fixed lists (a union of retrievers, rescored) instead of the whole corpus."""
+        """True if candidates are fixed lists (of several retrievers, or rescored) instead of the whole corpus."""
         return bool(self.search.also) or self.scorer.rescore is not None or isinstance(self.scorer.guide, PairGuide)
 
     @property
-    def swept(self) -> bool:
-        """Whether every factor is applied inside the search, with bounds from sweeps over the whole corpus."""
+    def applies_all_factors(self) -> bool:
+        """True if every factor is applied during the search, with bounds from passes over the whole corpus."""
         if self.listed or self.reach.size is not None or self.search.kind != "exact":
             return False
         return can_sweep(self.rule.negatives, self.rule.draw)
 
     @property
     def whole_rows(self) -> bool:
-        """Whether nothing less than all scores of a query decides."""
-        return self.reach.size is None and not self.listed and not self.swept
+        """True if the choice needs all scores of a query."""
+        return self.reach.size is None and not self.listed and not self.applies_all_factors
 
     @property
     def searched(self) -> bool:
-        """Whether the shards of the corpus are searched first, for all queries."""
+        """True if the shards of the corpus are searched first, for all queries."""
         return self.search.kind == "exact" and not self.whole_rows
 
     def attempts(self, filter_first: bool) -> Iterator[tuple[int | None, bool]]:
-        """(how many candidates, whether the leading factors filter inside the search), deeper and deeper.
+        """Yield ever deeper searches as (number of candidates, whether the leading factors filter during it).
 
-        None is the whole row. The last attempt always decides.
+        The number is None for whole rows. The last attempt always decides.
+
+        Args:
+            filter_first: Whether the first attempt already applies filters; see ``Miner.needs_filters``.
         """
-        n, size = len(self.corpus), self.rule.k if self.swept else self.reach.size
+        n, size = len(self.corpus), self.rule.k if self.applies_all_factors else self.reach.size
         if self.listed or size is None:
             yield (self.search.candidates if self.listed else None), False
             return
         size *= 4 if self.rule.near_negative is not None else 1
-        if self.swept:
+        if self.applies_all_factors:
             yield from ((each, True) for each in _growing(size, n))
             return
         if not (self.filters and filter_first):
             yield (2 * size + 8 if self.filters else size), False
-        # Filters while searching leave in what rounding may have moved over an edge: some more than are wanted.
+        # Filters during the search keep candidates that rounding may have moved over an edge: ask for 8 more.
         *deeper, last = _growing(size + 8 if self.filters else size, n)
         yield from ((each, self.filters) for each in deeper)
         yield last, False
 
     @property
     def leading(self) -> tuple[Negatives, ...]:
+        """The first factors of the expression that judge each candidate by itself."""
         return tuple(self.rule.negatives.factors[: self.reach.num_leading])
 
     @property
     def filters(self) -> bool:
-        """Whether anything could be taken out while searching."""
+        """True if anything can be removed during the search."""
         some = any(may_remove(factor) for factor in self.leading) or self.scorer.near_positive is not None
         return some and self.index is None
 
     def block(self, size: int | None) -> int:
-        """Queries of one block."""
+        """Return the number of queries in one block, for lists of ``size`` candidates."""
         width = len(self.corpus) if size is None else size * (1 + len(self.search.also))
         return max(1, min(self.scorer.query_block, self.scorer.most_scores // max(width, 1)))
 
     def at_once(self, size: int | None, shards: int = 1) -> int:
-        """Queries whose lists, of so many shards, and vectors are held while a shard is searched."""
+        """Return the number of queries whose lists and vectors are held while a shard is searched.
+
+        Args:
+            size: Candidates in each list.
+            shards: Shards whose lists are in memory at the same time.
+        """
         return max(self.block(size), self.search.memory_on(self.device) // 2 // self.query_bytes(size, shards))
 
     def query_bytes(self, size: int | None, shards: int = 1) -> int:
-        """What a query takes while a shard is searched: lists and counts, and its vector as given and as compared."""
+        """Return the bytes of a query during a search: lists, counts, and its vector as given and as compared."""
         longest = min(size or 0, max(high - low for low, high in self.shards))
         return shards * (self.piece_bytes(longest) + COUNT_BYTES * self.num_wide) + 8 * self.scorer.queries.dim
 
     def piece_bytes(self, size: int | None) -> int:
-        """The list of a query in one shard."""
-        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and a similarity beside keys that were drawn
+        """Return the bytes that the list of a query in one shard takes in a piece."""
+        places = 24 if self.rule.draw == "gumbel" else 16  # key and row, and the similarity if the key was drawn
         return places * (size or 0) + 8 * (2 + len(self.rule.negatives.factors))
 
     @property
     def num_wide(self) -> int:
-        """Windows whose edges are found by counting, pass by pass."""
+        """Number of windows whose edges are found by counting, pass by pass."""
         bounds = (bound for factor in self.rule.negatives.factors for bound in factor.bounds().values())
-        return sum(map(is_wide, bounds)) if self.swept else 0
+        return sum(map(is_wide, bounds)) if self.applies_all_factors else 0
 
     def running(
         self, query: Annotated[Tensor, "b"], size: int, filtered: bool, bounds: Sequence[Bounds] | None
     ) -> RunningNearest:
-        """The lists of these queries, to which the documents of a shard are added."""
+        """Return empty lists of these queries, to which the documents of a shard are added.
+
+        Args:
+            query: Positions of the queries [b].
+            size: Candidates in each list.
+            filtered: Whether the leading factors are applied during the search.
+            bounds: Bounds of all factors, if every factor is applied during the search (``applies_all_factors``).
+        """
         keep: Weigh | None = None
-        if self.swept:
+        if self.applies_all_factors:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
             keep = Filters(self.scorer, query, self.rule.negatives.factors, bounds, drawn)
@@ -141,7 +168,7 @@ class Finder:
         return RunningNearest(self.corpus, self.scorer.model.raw(query), size, excluded, keep, largest_on(self.device))
 
     def ceilings(self) -> list[ClosedForm] | None:
-        """The forms of the leading factors, if all that they remove is what scores above a ceiling."""
+        """Return the closed forms of the leading factors if all they remove is above a ceiling, else None."""
         forms = [factor.closed_form() if may_remove(factor) else ClosedForm() for factor in self.leading]
         known = [form for form in forms if form is not None and form.cut_from_above]
         return known if len(known) == len(forms) and self.scorer.near_positive is None else None
@@ -153,9 +180,14 @@ class Finder:
     def candidates(
         self, query: Annotated[Tensor, "b"], size: int | None, found: Nearest | None, seen: Tensor | None
     ) -> tuple[Candidates, Tensor]:
-        """Candidates of these queries, and how many were at hand, after the guard, after factors already applied.
+        """Return the candidates of these queries, and counts [b, 2 + applied] of the steps done so far.
 
-        ``found``: the lists of the search, and ``seen`` what it counted, if it applied factors.
+        Args:
+            query: Positions of the queries [b].
+            size: Candidates in each list; None for whole rows.
+            found: Merged lists of the search, if there was one.
+            seen: Counts of the search, if it applied factors: candidates at the start, after the
+                guard, after each factor.
         """
         if found is None and self.index is not None:
             found = self._by_index(query, self.search.candidates if size is None else size)
@@ -164,7 +196,7 @@ class Finder:
         if found is None:
             return self._whole_rows(query)
         _, rows, values = found
-        if self.swept:
+        if self.applies_all_factors:
             assert seen is not None
             return Candidates(None, values, rows, query, self._is_all(rows), left=seen[:, 1:]), seen
         valid = rows >= 0
@@ -174,10 +206,19 @@ class Finder:
         return Candidates(scores, values, rows, query, self._is_all(rows)), seen
 
     def outcome(self, candidates: Candidates, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, plain similarities and retrievers of the chosen; -1, NEVER and 0 where short."""
+        """Return rows, similarities and retrievers of the chosen candidates, [b, k] each.
+
+        Args:
+            candidates: The candidates.
+            slots: Columns of the chosen candidates [b, k], -1 where short.
+
+        Returns:
+            Rows (-1 where short), similarities without the temperature (``NEVER`` where short), and
+            the bits of the retrievers that found each (0 where short); all on the CPU.
+        """
         none, slot = slots < 0, slots.clamp(min=0)
         rows = candidates.row_numbers().gather(1, slot).masked_fill(none, -1)
-        if candidates.rows is None:  # products of blocks, whose last digits depend on the blocks
+        if candidates.rows is None:  # the last digits of block products depend on the blocks, so score again
             query = candidates.query.repeat_interleave(rows.shape[1])
             scores = self.scorer.model.pairs(query, rows.flatten()).view(rows.shape).masked_fill(none, NEVER)
         else:
@@ -189,11 +230,11 @@ class Finder:
         return rows.cpu(), scores.to(self.corpus.dtype).cpu(), found_by.cpu()
 
     def _is_all(self, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b"]:
-        """True where there are no candidates beyond the list."""
+        """Mark queries without candidates beyond the list."""
         return (rows[:, -1] < 0) | (rows.shape[1] >= len(self.corpus))
 
     def recall(self) -> float | None:
-        """The share of the nearest that an approximate index finds, for some queries; None of an exact search."""
+        """Return the share of the nearest candidates that an approximate index finds; None for an exact search."""
         if self.search.kind not in ("ivf", "hnsw") or not len(self.scorer.queries):
             return None
         number = len(self.scorer.queries)
@@ -208,7 +249,7 @@ class Finder:
         return float(hit.sum() / (right >= 0).sum().clamp(min=1))
 
     def _by_index(self, query: Tensor, size: int) -> Nearest:
-        """The lists of FAISS, scored and ordered as those of the exact search."""
+        """Return the lists of FAISS, scored and ordered as those of the exact search."""
         assert self.index is not None
         rows = self.index.nearest(self.scorer.model.of(query), size, self.scorer.excluded.of(query)).rows
         values = self.scorer.model.pairs(query.repeat_interleave(rows.shape[1]), rows.flatten()).view(rows.shape)
@@ -216,6 +257,7 @@ class Finder:
         return Nearest(key, rows, key)
 
     def _whole_rows(self, query: Tensor) -> tuple[Candidates, Tensor]:
+        """Return every document as a candidate, with all scores."""
         scorer, blocks = self.scorer, self.corpus.blocks()
         vectors, excluded = scorer.model.of(query), scorer.excluded.of(query)
         similarity = torch.cat([self.corpus.scores(vectors, excluded, low, high) for low, high in blocks], 1)
@@ -226,12 +268,14 @@ class Finder:
         return Candidates(scores, similarity, None, query, _all(query), ordered=False), _counts(valid, after)
 
     def _listed(self, query: Tensor, size: int, found: Nearest | None) -> tuple[Candidates, Tensor]:
-        """The union of what several retrievers found, each candidate once, under the first that found it."""
+        """Return the union of the lists of several retrievers, each candidate once, under the first that found it."""
         lists = [] if found is None else [found.rows]
         lists += [self._other(other, query, size) for other in self.search.also]
         source = named_source(self.rule.negatives, self.retrievers)
-        order = sorted(range(len(lists)), key=lambda i: i != source)  # what the named source found is of that source
-        # In the order of rows, by which ties are broken; the first of a row is of the first retriever that found it.
+        order = sorted(
+            range(len(lists)), key=lambda i: i != source
+        )  # the source that From names owns all its candidates
+        # Sorted by row, which breaks ties; the first copy of a row belongs to the first retriever that found it.
         rows, column = torch.cat([lists[i] for i in order], 1).sort(dim=1, stable=True)
         valid = rows >= 0
         valid[:, 1:] &= rows[:, 1:] != rows[:, :-1]
@@ -247,8 +291,10 @@ class Finder:
         return candidates, _counts(valid, after)
 
     def _fused(self, lists: list[Tensor], rows: Tensor, source: int | None) -> tuple[Tensor | None, Quotas]:
-        """By what the candidates of several retrievers are taken; see fusion.py. Rescored ones go by their scores, but
-        for those of a retriever that stand in for similarities where there are no vectors.
+        """Return the key that orders candidates of several retrievers, and the quotas; see ``fusion.py``.
+
+        Rescored candidates are ordered by their scores, unless the scores are those of a retriever
+        that replaces similarities because there are no vectors.
         """
         number = {name: source_number(name, self.retrievers) for name, _ in self.search.quotas}
         quotas = tuple((fused_key([lists[number[name]]], rows), count) for name, count in self.search.quotas)
@@ -259,6 +305,7 @@ class Finder:
         return fused_key(lists if source is None else [lists[source]], rows), quotas
 
     def _other(self, retriever: Retriever, query: Tensor, size: int) -> Tensor:
+        """Return the list of another retriever, without positives and the query itself [b, size]."""
         place, banned = self.scorer.excluded.of(query)
         n, most = len(self.corpus), int(torch.bincount(place).max()) if len(place) else 0
         rows = torch.nn.functional.pad(retriever(query.cpu(), size + most).to(self.device), (0, 1), value=-1)
@@ -275,7 +322,7 @@ def _counts(*masks: Tensor) -> Annotated[Tensor, "b f"]:
 
 
 def _growing(size: int, n: int) -> list[int]:
-    """Longer and longer lists, the last of them with all of the corpus."""
+    """Return ever larger list sizes, the last of which is the whole corpus."""
     sizes = []
     while size < n:
         sizes.append(size)

@@ -1,4 +1,8 @@
-"""What mining must be given, as tensors and as options, checked before any work is done."""
+"""Checks of tensors and options before any work is done.
+
+``check_inputs`` checks the arguments of ``hn.mine``, ``check_options`` those of `hardneg mine`,
+including everything that would otherwise fail after hours of encoding.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,14 @@ _rows_at_once = 65536
 
 
 def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, near_positive: float | None) -> None:
+    """Check the arguments of a miner: shapes, finite queries and the rule.
+
+    The corpus is checked later, block by block, while it is read.
+
+    Raises:
+        ArgumentError: If dimensions differ, the corpus is empty, or the rule is invalid.
+        NotFinite: If a query contains NaN or infinite values.
+    """
     for name, keys in (("queries", queries), ("corpus", corpus)):
         if keys.private:
             raise ArgumentError("mine", f"{name} [n, d]", f"vectors={tuple(keys.vectors.shape)}")
@@ -48,13 +60,21 @@ def check_inputs(queries: Keys, corpus: Keys, rule: Rule, temperature: float, ne
 
 
 def check_vectors(name: str, vectors: Tensor, cosine: bool, first: int = 0) -> None:
-    """Raises for vectors that cannot be compared, from the row ``first`` on."""
+    """Raise for vectors that cannot be compared: not finite or, for the cosine, zero.
+
+    Args:
+        name: Name of the vectors in errors.
+        vectors: Vectors [n, d].
+        cosine: Whether they are compared by the cosine.
+        first: Row number of the first vector, for errors.
+    """
     check_finite(name, vectors, first)
     if cosine:
         check_directions(name, vectors, first)
 
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
+    """Raise if the draw, the temperature, a cosine of the guards or the weights cannot be used for mining."""
     check_among("mine", "draw", rule.draw, ("top", "gumbel", "categorical"))
     check_range("mine", "temperature", temperature, 0.0, math.inf, open_high=True)
     if temperature == 0:
@@ -70,17 +90,26 @@ def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> N
 
 
 def check_weights(who: str, negatives: Negatives, *, any_batch: bool = False) -> None:
-    """Raises for schedules, and for weights that depend on a batch; ``any_batch``: where they remove no candidate."""
+    """Raise for schedules and for weights that depend on a batch, which do not exist when mining.
+
+    Args:
+        who: Function named in errors.
+        negatives: The expression.
+        any_batch: Whether such weights are allowed as long as they remove no candidate.
+    """
     if negatives.schedules():
         fix = "give a number, or evaluate it first: negatives.at(step, total)"
         raise ArgumentError(who, f"numbers in {negatives!r}", "a schedule", fix)
     factor = next((factor for factor in negatives.factors if factor.batch_scope), None)
     if factor is not None and (factor.removes or not any_batch):
-        raise ArgumentError(who, "weights that no batch decides", repr(factor), "use Tilt(beta)")
+        raise ArgumentError(who, "weights that do not depend on a batch", repr(factor), "use Tilt(beta)")
 
 
 def check_finite(name: str, vectors: Tensor, offset: int = 0) -> None:
-    """Raises for NaN and infinite numbers, naming the first row; the sum of a block is finite if all of it is."""
+    """Raise for NaN and infinite values, naming the first row.
+
+    The sum of a block is finite only if all its values are, which is faster than testing each.
+    """
     for low in range(0, len(vectors), _rows_at_once):
         part = vectors[low : low + _rows_at_once]
         if not math.isfinite(float(part.double().sum() if part.dtype.itemsize < 4 else part.sum())):
@@ -92,22 +121,26 @@ def check_finite(name: str, vectors: Tensor, offset: int = 0) -> None:
 
 
 def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
-    """Raises for zero vectors, naming the first row."""
+    """Raise for zero vectors, naming the first row."""
     for low in range(0, len(vectors), _rows_at_once):
         zero = is_zero(vectors[low : low + _rows_at_once])
         if bool(zero.any()):
             first = offset + low + int(zero.int().argmax())
             got = f"{int(zero.sum())} zero vectors in {name}, first in row {first}"
             fix = "leave those rows out, or compare by the dot product (--similarity dot, normalize=False)"
-            raise ArgumentError("mine", "vectors with a direction for the cosine", got, fix)
+            raise ArgumentError("mine", "vectors other than zero for the cosine", got, fix)
 
 
 def rule_of(options: MineOptions) -> Rule:
+    """Return the rule that the options describe."""
     return Rule(expression_of(options), options.k, options.draw, options.seed, options.near_negative)
 
 
 def expression_of(options: MineOptions) -> Negatives:
-    """The expression; a veto keeps only what the cross-encoder scores below the positive, unless it says otherwise."""
+    """Return the expression; with a veto, the cross-encoder's factor is added unless the expression reads a guide.
+
+    The factor keeps only candidates that the cross-encoder scores below the positive.
+    """
     negatives = parse(options.negatives)
     if options.cross_encoder is None or options.cross_encoder_use != "veto" or "guide" in negatives.reads():
         return negatives
@@ -115,7 +148,7 @@ def expression_of(options: MineOptions) -> Negatives:
 
 
 def quotas_of(options: MineOptions) -> tuple[tuple[str, int], ...]:
-    """(source, number) of each quota."""
+    """Return the quotas as (source, number)."""
     found = []
     for text in options.quotas:
         name, _, number = text.partition("=")
@@ -126,22 +159,25 @@ def quotas_of(options: MineOptions) -> tuple[tuple[str, int], ...]:
 
 
 def retriever_names(options: MineOptions) -> tuple[str, ...]:
-    """What finds candidates, by the names that From and quotas use."""
+    """Return the names of the retrievers, as used in ``From`` and quotas."""
     by_words = options.search == "bm25"
     names = [*(() if by_words else ("embedding",)), *(("bm25",) if options.bm25 or by_words else ())]
     for name in (split_name(each)[0] for each in options.runs):
         if name in names:
             raise argument_error(
-                "mine", f"a name for the run beside {', '.join(names)}", "runs", name, "write name=file"
+                "mine", f"a name for the run other than {', '.join(names)}", "runs", name, "write name=file"
             )
         names.append(name)
     return tuple(names)
 
 
 def check_reads(options: MineOptions, negatives: Negatives) -> None:
-    """Raises for what the expression needs and the options do not give, and for second opinions that are not read."""
+    """Raise if the expression reads labels, clusters, a guide or a source that the options do not provide.
+
+    Also raises for a guide that the expression does not read.
+    """
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
-    labels = options.columns.label is not None and options.positive_label is None  # else of pairs
+    labels = options.columns.label is not None and options.positive_label is None  # otherwise they are labels of pairs
     has = {"labels": labels, "clusters": False, "guide": options.guide is not None or veto}
     fixes = {
         "labels": f"give {spelled('mine', 'label_column')}, a column of both tables",
@@ -161,7 +197,7 @@ def check_reads(options: MineOptions, negatives: Negatives) -> None:
     if options.guide is not None and "guide" not in negatives.reads():
         fix = 'multiply it by BelowPositive(absolute=0.0, by="guide"), or leave the guide out'
         raise argument_error(
-            "mine", f"an expression that reads the guide, not {negatives!r}", "guide", options.guide, fix
+            "mine", f"an expression that uses the guide, not {negatives!r}", "guide", options.guide, fix
         )
 
 
@@ -172,12 +208,18 @@ def _check_models(options: MineOptions) -> None:
         check_among("mine", "dtype", options.dtype, ("float32", "float16", "bfloat16"))
     for name in ("query_prompt", "corpus_prompt", "revision", "dtype"):
         if getattr(options, name) is not None and options.model is None:
-            raise argument_error("mine", f"a {spelled('mine', 'model')} for it", name, getattr(options, name))
+            raise argument_error("mine", f"{spelled('mine', 'model')} as well", name, getattr(options, name))
     veto = options.cross_encoder is not None and options.cross_encoder_use == "veto"
     twice = [("guide", veto), ("rescore", options.cross_encoder is not None and not veto)]
     for name, both in twice:
         if both and getattr(options, name) is not None:
-            raise argument_error("mine", "one second opinion", name, getattr(options, name), "leave one of the two out")
+            raise argument_error(
+                "mine",
+                f"either {spelled('mine', 'cross_encoder')} or {spelled('mine', name)}",
+                name,
+                getattr(options, name),
+                "leave one of the two out",
+            )
     retriever_names(options)
     for _, path in map(split_name, options.runs):
         if not Path(path).is_file():
@@ -185,20 +227,26 @@ def _check_models(options: MineOptions) -> None:
 
 
 def check_parts(options: MineOptions) -> None:
-    """Raises for a function whose results the parts of a job could not share."""
+    """Raise for a function without a cache key, whose results the parts of a job could not share."""
     if options.part is None and not options.merge:
         return
     for name in (options.encoder, options.rescore):
         if name is not None and key_of_function(name, load_function(name, "mine"), options.cache_key) is None:
-            fix = f"give {spelled('mine', 'cache_key')}, the same to each"
-            raise ArgumentError("mine", f"a key for {name}, by which parts share its results", "none", fix)
+            fix = f"give {spelled('mine', 'cache_key')}, with the same value for each part"
+            raise ArgumentError("mine", f"a cache key for {name}, so that parts can share its results", "none", fix)
 
 
 def check_options(options: MineOptions) -> None:
-    """Everything that can be wrong before any work is done."""
+    """Raise for everything that can be wrong before any work is done.
+
+    Raises:
+        ArgumentError: If options are invalid or contradict each other.
+        FileError: If a path cannot be read or written.
+        MissingExtra: If a package that the options need is not installed.
+    """
     load_imports(options.imports)
     for name in (*inputs, "out", "model", "guide", "cross_encoder"):
-        # As of a variable of the shell that is not set; it would be the current folder.
+        # An unset shell variable; an empty path would mean the current folder.
         if getattr(options, name) == "":
             raise argument_error("mine", "a name that is not empty", name, "")
     check_format(Path(options.out))
@@ -216,7 +264,7 @@ def check_options(options: MineOptions) -> None:
     check_among("mine", "search", options.search, ("exact", "flat", "ivf", "hnsw", "bm25"))
     check_among("mine", "similarity", options.similarity, ("cosine", "dot"))
     check_among("mine", "missing_positives", options.missing_positives, ("error", "drop"))
-    if options.device is not None and options.engine == "local":  # a cluster may have what this machine has not
+    if options.device is not None and options.engine == "local":  # a cluster may have devices that this machine lacks
         check_device("mine", options.device)
     check_range("mine", "memory", options.memory, 0.0, math.inf, open_high=True)
     if options.search == "bm25" and not options.near_positive is options.near_negative is None:
@@ -228,7 +276,7 @@ def check_options(options: MineOptions) -> None:
     if options.model and options.encoder:
         raise ArgumentError("mine", "a model or an encoder", "both")
     if options.shards > 1 and (options.search != "exact" or options.draw == "categorical"):
-        what = "an exact search and draw 'top' or 'gumbel' for shards"
+        what = "an exact search with draw 'top' or 'gumbel' to use shards"
         got = ", ".join(written("mine", name, getattr(options, name)) for name in ("shards", "search", "draw"))
         raise ArgumentError("mine", what, got, f"leave {spelled('mine', 'shards')} out")
     kind, listed = "also" if options.search == "bm25" else options.search, is_listed(options)
@@ -237,13 +285,13 @@ def check_options(options: MineOptions) -> None:
 
 
 def is_listed(options: MineOptions) -> bool:
-    """Whether candidates are the lists of retrievers, or rescored."""
+    """Return whether candidates are lists of retrievers, or rescored."""
     by_words = options.bm25 or options.search == "bm25"
     return bool(by_words or options.runs or options.rescore or options.cross_encoder)
 
 
 def _check_functions(options: MineOptions) -> None:
-    """Raises for functions and libraries that are needed after encoding, and are not there."""
+    """Raise for functions and libraries that are needed after encoding and cannot be loaded."""
     if options.rescore is not None:
         load_function(options.rescore, "mine")
     if options.bm25 or options.search == "bm25":

@@ -1,7 +1,10 @@
-"""hn.mine for a ``datasets.Dataset``: (anchor, positive) texts and a model in, a Dataset with negatives out.
+"""``hn.mine`` for a ``datasets.Dataset``: mine (anchor, positive) texts with a model.
 
-The columns, their names and the order of the rows are those of sentence-transformers' ``mine_hard_negatives``. Its
-options have the same names here and are translated to an expression (st_names.py), which is printed.
+The columns, their names and the order of the rows are those of sentence-transformers'
+``mine_hard_negatives``. Its options have the same names here and are translated to an expression
+(``st_names.py``), which is printed.
+
+``mine_dataset`` encodes the texts, mines by ``engine.mine`` and writes columns by ``output.columns_of``.
 """
 
 from __future__ import annotations
@@ -31,24 +34,36 @@ from hardneg.mining.explain import no_negatives
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import JudgedDocuments, Problem, Side, build_problem, check_no_label_ignored, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.search import Search
 from hardneg.mining.st_names import translate
+from hardneg.mining.table_columns import JudgedDocuments, check_no_label_ignored
 from hardneg.negatives import Negatives, parse
 
 
 def is_dataset(value: Any) -> bool:
-    """True for a ``datasets.Dataset`` and for a DataFrame that is not all numbers, which would be vectors."""
+    """Return True for a ``datasets.Dataset`` and for a DataFrame with other columns than numbers.
+
+    A DataFrame of numbers only is a table of vectors.
+    """
     return hasattr(value, "column_names") or (is_frame(value) and any(one.kind not in "fiu" for one in value.dtypes))
 
 
 def is_frame(value: Any) -> bool:
-    """Whether this is a DataFrame of pandas, without importing pandas."""
+    """Return True for a pandas DataFrame, without importing pandas."""
     return hasattr(value, "iloc") and hasattr(value, "columns")
 
 
 def as_dataset(dataset: Any, who: str) -> Any:
-    """The data set; a DataFrame becomes one. Raises for what is not one data set of known length."""
+    """Return a ``datasets.Dataset``, converting a DataFrame.
+
+    Args:
+        dataset: A Dataset or a DataFrame.
+        who: Function named in errors.
+
+    Raises:
+        ArgumentError: For a dict of splits, and for a stream, whose length is unknown.
+    """
     if is_frame(dataset):
         return optional("datasets", who, extra="text").Dataset.from_pandas(dataset, preserve_index=False)
     if isinstance(dataset, dict):
@@ -90,23 +105,58 @@ def mine_dataset(
     verbose: bool = True,
     **named: Any,
 ) -> Any:
-    """A Dataset of the anchors and positives with mined negatives, in one of sentence-transformers' formats.
+    """Mine negatives for the (anchor, positive) texts of a data set, in a format of sentence-transformers.
 
-    model: a SentenceTransformer, its path, or a function from texts to vectors. guide: another one, for
-        ``by="guide"``. cross_encoder: a CrossEncoder, its path, or a function of (query, document) pairs; it rescores
-        the nearest candidates, and its scores replace the similarities.
-    corpus: further documents; the positives always belong to it. Equal texts are one query or one document.
-    positive_label: label of the rows that are positives, such as 1, in ``label_column_name`` (else a column of a usual
-        name). The documents of the others are in the corpus, and with ``judged_negatives`` they are the first negatives
-        of their query. Without it, a column that may hold such labels is an error.
-    negatives, k, draw: as in ``mine``; or instead of them range_min, range_max, max_score, min_score, absolute_margin,
-        relative_margin, num_negatives and sampling_strategy of sentence-transformers. Both together raise.
-    cache_folder: where embeddings are kept, by content.
-    cache_key: a version for a function as model, without which its embeddings are not kept: change it whenever the
-        function gives other vectors.
+    Without options, these are the 3 nearest documents that are no positives, as in
+    sentence-transformers. Two things differ: a document whose text is that of the query is never
+    its negative, and a query has fewer negatives only if the corpus has no more for it. Equal texts
+    are one query or one document.
 
-    Without options these are the 3 nearest that are no positive, as there. Two things differ: a document that is the
-    text of the query itself is never its negative, and a query is short only if the corpus is.
+    Args:
+        dataset: Data set, or DataFrame, with a column of anchors and one of positives.
+        model: A SentenceTransformer, its path, or a function from a list of texts to vectors [b, d].
+        negatives: Distribution or its expression.
+        k: Number of negatives per query; 3 by default.
+        draw: ``"top"``, ``"gumbel"`` or ``"categorical"``, as in ``hn.mine``.
+        seed: Seed of the draws.
+        corpus: Further documents; the positives always belong to the corpus.
+        anchor_column_name: Column of the anchors; the first one by default.
+        positive_column_name: Column of the positives; the second one by default.
+        label_column_name: Column of the labels of pairs; by default a column with a usual name.
+        positive_label: Label of the rows that are positives, such as 1. The documents of other rows
+            join the corpus. If it is not given, a column that looks like such labels is an error.
+        judged_negatives: Whether documents of rows with another label are the first negatives of
+            their query.
+        temperature: Divisor of the similarities for tilts.
+        near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
+            skipped.
+        near_negative: Cosine from which a candidate counts as a near-duplicate of a negative chosen
+            before and is skipped.
+        search: How candidates are found; exact by default.
+        guide: Another model, its path, or a function from texts to vectors, for ``by="guide"``.
+        cross_encoder: A CrossEncoder, its path, or a function of (query, document) pairs. It scores
+            the nearest candidates, and its scores replace the similarities.
+        output_format: ``"triplet"``, ``"n-tuple"``, ``"labeled-pair"``, ``"labeled-list"`` or ``"ids"``.
+        output_scores: Whether scores are written.
+        query_prompt: Text put before each query.
+        query_prompt_name: Name of a prompt of the model for queries, instead of ``query_prompt``.
+        corpus_prompt: Text put before each document.
+        corpus_prompt_name: Name of a prompt of the model for documents, instead of ``corpus_prompt``.
+        batch_size: Number of texts encoded at a time.
+        cache_folder: Folder where embeddings are cached by content; not cached by default.
+        cache_key: Version of a function used as model, without which its embeddings are not cached.
+            Change it whenever the function returns other vectors.
+        verbose: Whether the rule and the number of short queries are printed.
+        **named: Options of sentence-transformers instead of ``negatives``, ``k`` and ``draw``:
+            range_min, range_max, max_score, min_score, absolute_margin, relative_margin,
+            num_negatives, sampling_strategy. Using both is an error.
+
+    Returns:
+        A ``datasets.Dataset`` of anchors, positives and negatives.
+
+    Raises:
+        ArgumentError: If columns or options are missing or contradict each other.
+        NoNegatives: If no query has enough negatives for the format.
     """
     if model is None:
         raise ArgumentError("mine", "a model for the texts of a data set", "model=None", "pass model=...")
@@ -155,7 +205,7 @@ def mine_dataset(
 
 
 def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[str, str]:
-    """The columns of anchors and positives: as named, or the first two."""
+    """Return the columns of anchors and positives: the named ones, or the first two."""
     known = list(dataset.column_names)
     if not len(dataset) or len(known) < 2:
         raise ArgumentError("mine", "rows of an anchor and a positive", f"{len(dataset)} rows of columns {known}")
@@ -166,7 +216,7 @@ def _columns(dataset: Any, anchor: str | None, positive: str | None) -> tuple[st
 
 
 def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: Any) -> JudgedDocuments | None:
-    """The documents of each row by its label; None where no label is wanted and none is there."""
+    """Return the documents of each row by its label; None if no label is wanted and no column looks like one."""
     if label is None and column is not None:
         raise argument_error("mine", "positive_label for the column of labels", "label_column_name", column)
     if label is None:
@@ -182,7 +232,7 @@ def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: 
 def _problem(
     dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None, given: JudgedDocuments | None = None
 ) -> Problem:
-    """Queries, documents and positives; documents in the order of sentence-transformers."""
+    """Return queries, documents and positives; documents are in the order of sentence-transformers."""
     anchors, positives = (list(dataset[name]) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
         if wrong := [row for row, one in enumerate(column) if not isinstance(one, str) or not one.strip()]:
@@ -203,12 +253,19 @@ def _problem(
 
 
 Prompt = tuple[str | None, str | None]
-"""A prompt, or its name in the model."""
+"""(text of a prompt, name of a prompt of the model); at most one of them is given."""
 
 
 @dataclass(frozen=True)
 class DatasetTexts:
-    """The texts of queries and documents, and how they are read."""
+    """The texts of queries and documents, and how they are encoded.
+
+    Attributes:
+        sides: Texts of the queries and texts of the documents.
+        batch_size: Number of texts encoded at a time.
+        cache: Folder of the embedding cache, or None.
+        cache_key: Declared version of a function used as model.
+    """
 
     sides: tuple[list[str], list[str]]
     batch_size: int
@@ -216,7 +273,12 @@ class DatasetTexts:
     cache_key: str | None
 
     def embedded(self, model: Any, *prompts: Prompt) -> tuple[Tensor, Tensor]:
-        """Vectors of unit length of the queries and of the documents, each with its prompt."""
+        """Return unit vectors of the queries [q, d] and of the documents [n, d].
+
+        Args:
+            model: A SentenceTransformer, its path, or a function from texts to vectors.
+            *prompts: The prompt of the queries and that of the documents, or nothing.
+        """
         if isinstance(model, str):
             library = optional("sentence_transformers", "mine(model=...)", extra="text")
             with loading_model("mine", model):
@@ -231,12 +293,13 @@ class DatasetTexts:
         key_of: Any = key_of_model if hasattr(model, "encode") and hasattr(model, "state_dict") else key_of_function
         key = key_of("", model, self.cache_key)
         if key is None:
-            warn_not_reused(f"what {getattr(model, '__qualname__', type(model).__qualname__)} gives")
+            warn_not_reused(f"The output of {getattr(model, '__qualname__', type(model).__qualname__)}")
         encoder = KeyedEncoder(key and f"{key} {side} {prompt!r}", encode)
         return unit(embed(self.sides[side], encoder, Path(self.cache), Ranks()))
 
 
 def _encode(model: Any, side: int, prompt: Prompt, size: int) -> EncodeTexts:
+    """Return a function from texts to vectors that applies the model with the prompt of one side (0: queries)."""
     plain = getattr(model, "encode", None)
     if plain is None:
         check_callable("mine", "model", model, "a SentenceTransformer, its path, or a function from texts to vectors")
@@ -256,7 +319,7 @@ def _encode(model: Any, side: int, prompt: Prompt, size: int) -> EncodeTexts:
 
 
 def _positive_scores(problem: Problem, vectors: tuple[Tensor, Tensor], rescore: PairScorer | None) -> Any:
-    """The scores of the positives laid end to end."""
+    """Return the scores of all positives, concatenated query by query."""
     count = torch.tensor([len(rows) for rows in problem.positives])
     query = torch.repeat_interleave(torch.arange(len(count)), count)
     rows = torch.tensor([row for own in problem.positives for row in own])

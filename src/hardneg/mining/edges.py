@@ -1,8 +1,11 @@
-"""The edges of a window of ranks in rows too long to hold: histograms of one byte at a time, which add up over shards.
+"""Edges of a window of ranks in rows too long to hold: histograms of one byte at a time, summed over shards.
 
-A score, and among equal scores a row, is a whole number whose bytes are in its order. Each pass counts one byte of
-those candidates that share the bytes found so far with the edge: four passes for float32, and up to four more where
-equal scores lie on both sides of an edge.
+A score, and among equal scores a row number, is an integer whose bytes are in its order. Each pass
+counts one byte of those candidates whose leading bytes equal those of the edge: four passes for
+float32, and up to four more if equal scores lie on both sides of an edge.
+
+``start_edges`` begins, then for each pass ``count_bytes`` runs on every shard and ``narrowed`` on
+the sum; ``finished`` returns the edges as a ring uses them. Called by ``stages.py``.
 """
 
 from __future__ import annotations
@@ -17,34 +20,48 @@ from hardneg.core.bounds import Bound, Edge, Window
 from hardneg.core.tiles import Tile
 
 COUNT_BYTES, PASSES = 2 * 256 * 4 + 8, 8
-"""Of the counts of a query in one pass over a shard, and how many passes there are at most for float32."""
-_COLUMNS = 4  # bytes of a row's number, so that the first of equal ones comes first
+"""Bytes of the histograms of a query in one pass over a shard, and the largest number of passes for float32."""
+_COLUMNS = 4  # bytes of a row number, by which the first of equal scores is preferred
 
 
 class WindowEdges(NamedTuple):
-    """What is known of the two edges of a window, [b, 2] each."""
+    """The state of the search for the two edges of a window, [b, 2] each.
 
-    rank: Tensor  # how many candidates are inside
-    missing: Tensor  # how many of those in ``bin`` are
-    bin: Tensor  # how many candidates have the bytes found so far
-    value: Tensor  # the leading bytes of the score, and of the row
+    Attributes:
+        rank: Number of candidates inside the edge.
+        missing: Number of those that are in ``bin``.
+        bin: Number of candidates whose leading bytes equal those found so far.
+        value: Leading bytes of the score.
+        row: Leading bytes of the row number.
+        level: Number of passes done.
+    """
+
+    rank: Tensor
+    missing: Tensor
+    bin: Tensor
+    value: Tensor
     row: Tensor
     level: int = 0
 
     def is_open(self, bytes_of_value: int) -> bool:
-        """Whether another pass is needed."""
+        """Return whether another pass is needed."""
         if self.level < bytes_of_value:
             return True
         return self.level < bytes_of_value + _COLUMNS and bool((self.missing != self.bin).any())
 
 
 def is_wide(bound: Bound) -> TypeGuard[Window]:
-    """Whether the state of a bound is as long as a row."""
+    """Return whether the state of a bound is as long as a row of scores."""
     return isinstance(bound, Window) and bound.nearest is None
 
 
 def start_edges(window: Window, earlier: Mapping[str, Any]) -> WindowEdges:
-    """Before the first pass; ``earlier`` has the number of candidates."""
+    """Return the state before the first pass.
+
+    Args:
+        window: The window of ranks.
+        earlier: Bounds found before, with the number of candidates under ``"count"``.
+    """
     rank = torch.cat([torch.broadcast_to(place, earlier["count"].shape) for place in window.places(earlier)], 1)
     rank = rank.long().clamp(min=0).minimum(earlier["count"])
     zero = torch.zeros_like(rank)
@@ -54,7 +71,14 @@ def start_edges(window: Window, earlier: Mapping[str, Any]) -> WindowEdges:
 def count_bytes(
     window: Window, tile: Tile, mask: Annotated[Tensor, "b m"], edges: WindowEdges | None
 ) -> Annotated[Tensor, "b 2 256"]:
-    """How many candidates in the mask have each value of the next byte; None: of the first."""
+    """Return the histogram of the next byte of the scores at each edge.
+
+    Args:
+        window: The window of ranks.
+        tile: Scores of a block of the corpus [b, m].
+        mask: Candidates that count.
+        edges: State after the earlier passes; None for the first pass.
+    """
     value = window.value(tile)
     number, size = _ordered(value), value.dtype.itemsize
     if edges is None:
@@ -77,7 +101,13 @@ def _counted(place: Tensor, byte: Tensor, rows: int) -> Annotated[Tensor, "b 256
 
 
 def narrowed(edges: WindowEdges, counts: Annotated[Tensor, "b 2 256"], bytes_of_value: int) -> WindowEdges:
-    """The edges with one byte more."""
+    """Return the edges with one more byte known.
+
+    Args:
+        edges: State before the pass.
+        counts: Histograms of all shards, summed.
+        bytes_of_value: Bytes of a score; the passes after them find the row number.
+    """
     from_top = counts.long().flip(-1)
     reached = from_top.cumsum(-1)
     place = (reached < edges.missing[..., None]).sum(-1, keepdim=True).clamp(max=255)
@@ -91,9 +121,18 @@ def narrowed(edges: WindowEdges, counts: Annotated[Tensor, "b 2 256"], bytes_of_
 
 
 def finished(window: Window, edges: WindowEdges, dtype: torch.dtype, rows: int) -> tuple[Edge | None, Edge | None]:
-    """As ``Window.finish``: value and column of the last inside each edge."""
+    """Return value and column of the last candidate inside each edge, as ``Window.finish`` does.
+
+    Args:
+        window: The window of ranks.
+        edges: State after the last pass.
+        dtype: Type of the scores.
+        rows: Size of the corpus.
+    """
     value = _as_float(edges.value, dtype)
-    unknown = 8 * (dtype.itemsize + _COLUMNS - edges.level)  # bits of the row: all that share the others are inside
+    unknown = 8 * (
+        dtype.itemsize + _COLUMNS - edges.level
+    )  # bits of the row not yet found: every row with the same leading bits is inside
     column = (1 << 8 * _COLUMNS) - 1 - (edges.row << unknown)
     some = edges.rank > 0
     value, column = torch.where(some, value, torch.inf), torch.where(some, column, -1)
@@ -102,7 +141,7 @@ def finished(window: Window, edges: WindowEdges, dtype: torch.dtype, rows: int) 
 
 
 def _ordered(value: Tensor) -> Tensor:
-    """Whole numbers in the order of the floats: the bits of negative ones are flipped."""
+    """Map floats to integers in the same order: the bits of negative ones are flipped."""
     bits = (value + 0.0).contiguous().view(torch.int32 if value.dtype.itemsize == 4 else torch.int64).long()
     return _flipped(bits, value.dtype.itemsize)
 

@@ -1,8 +1,11 @@
-"""Texts to embeddings, each text once: any sentence-transformers model or Python function, kept on disk by content.
+"""Encode texts with any sentence-transformers model or Python function, each text once, cached by content.
 
-The cache is a folder of pieces of at most half a minute's work, named by the key of the encoder and of the texts in
-them (cache_key.py). A killed run finds the pieces it had; changed texts or another encoder make other names. A piece
-that is damaged is encoded again.
+The cache is a folder of pieces of at most half a minute's work, named by the key of the encoder and
+of their texts (``cache_key.py``). A killed run finds its finished pieces; changed texts or another
+encoder have other names. A damaged piece is encoded again.
+
+``encoder_of_function`` and ``encoders_of_model`` make encoders, ``embed`` encodes and caches,
+``cached`` only reads.
 """
 
 from __future__ import annotations
@@ -35,20 +38,20 @@ from hardneg.mining.engines.base import Engine, Work
 
 EncodeTexts = Callable[[list[str]], Any]
 TextPiece = tuple[Path, list[str]]
-"""The file of a piece, and its texts."""
-_piece, _sample = 4096, 64  # texts: of a piece at most, and of the first
-_seconds = 15.0  # of a piece, so that one of longer texts than the first still takes less than 30
-_in_memory = 1 << 30
+"""The file of a piece and its texts."""
+_piece, _sample = 4096, 64  # texts of a piece at most, and of the first piece
+_seconds = 15.0  # aim for a piece: even with texts twice as long as those of the first it takes less than 30
+_in_memory = 1 << 30  # bytes of vectors that are held instead of memory-mapped
 _single = re.compile(r"(run-[0-9a-f]{16})-[0-9a-f]{32}")
-"""Keys of one run, and the folder of its vectors."""
+"""Keys of embeddings that belong to one run; the group is the folder of its vectors."""
 
 
 @dataclass(frozen=True)
 class KeyedEncoder:
-    """A function from texts to vectors.
+    """A function from texts to vectors, with the key under which its vectors are cached.
 
     Attributes:
-        key: Changes when the function does; None if that cannot be known, so that its vectors are not reused.
+        key: Changes when the function does; None if that cannot be known, so its vectors are not reused.
         encode: The function.
         load: Makes the encoder again in another process.
     """
@@ -66,7 +69,7 @@ _of_this_process: dict[str, KeyedEncoder] = {}
 
 
 def _loaded(load: Callable[[], KeyedEncoder]) -> KeyedEncoder:
-    """Once in each process."""
+    """Load an encoder once in each process."""
     name = repr(load)
     if name not in _of_this_process:
         _of_this_process[name] = load()
@@ -74,15 +77,26 @@ def _loaded(load: Callable[[], KeyedEncoder]) -> KeyedEncoder:
 
 
 def encoder_of_function(text: str, cache_key: str | None = None) -> KeyedEncoder:
+    """Return the encoder of a function given as ``module:function`` or ``file.py:function``.
+
+    Args:
+        text: Name of the function.
+        cache_key: Version that the user declares, without which vectors are not reused.
+    """
     function = load_function(text, "mine")
     load = partial(encoder_of_function, in_any_folder(text), cache_key)
     return KeyedEncoder(key_of_function(text, function, cache_key), function, load)
 
 
 def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
-    """A key for one run of a job, whose vectors no later run reuses; those of the run before are deleted.
+    """Return a key for one run of a job, whose vectors no later run reuses, and delete those of the last run.
 
-    They stay until then, since an audit of the output reads them by the key in its manifest.
+    They are kept until then because an audit of the output reads them by the key in its manifest.
+
+    Args:
+        out: Path of the output.
+        cache: Folder of the embedding cache.
+        engine: Processes that must agree on the key.
     """
     place = f"run-{_digest(str(Path(out).resolve()))[:16]}"
     if engine.first:
@@ -91,15 +105,15 @@ def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
 
 
 def _folder_of(key: str, cache: Path) -> Path:
-    """The folder of the vectors of a key: those of one run lie in a folder of their own."""
-    found = _single.fullmatch(key)  # in full: a key can come from the manifest of a stranger
+    """Return the folder of the vectors of a key: those of one run have a folder of their own."""
+    found = _single.fullmatch(key)  # the full key, which may come from a manifest that a stranger wrote
     return cache.absolute() / found[1] if found else cache.absolute()
 
 
 def warn_not_reused(what: str) -> None:
-    """Notes that results of a function are computed in every run."""
-    fix = f"give {spelled('mine', 'cache_key')} to keep its results, and change it whenever the results change"
-    note = f"{what} is computed anew in every run, because nothing tells whether it is the same as before: {fix}."
+    """Warn that the results of a function are computed again in every run."""
+    fix = f"give {spelled('mine', 'cache_key')} to reuse the results, and change it whenever they change"
+    note = f"{what} is computed again in every run, because hardneg cannot know whether it has changed: {fix}."
     warnings.warn(MiningWarning(note, "not cached"), stacklevel=3)
 
 
@@ -113,7 +127,18 @@ def encoders_of_model(
     prompts: tuple[str | None, str | None] = (None, None),
     cache_key: str | None = None,
 ) -> tuple[KeyedEncoder, KeyedEncoder]:
-    """How a sentence-transformers model encodes queries and documents, with its own prompts for each or those given."""
+    """Return a sentence-transformers model's encoders of queries and of documents.
+
+    Args:
+        path: Folder or name of the model.
+        batch_size: Number of texts encoded at a time.
+        device: Device of the model; None lets the library choose.
+        revision: Branch, tag or commit on the hub.
+        dtype: Data type of the parameters.
+        prompts: Prompts, or names of the model's prompts, for queries and documents; None uses the
+            model's own.
+        cache_key: Version that the user declares, for a model with modules of the user's own.
+    """
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
     with loading_model("--model", path):
         model = SentenceTransformer(path, device=device, revision=revision)
@@ -135,11 +160,11 @@ def encoders_of_model(
 
 
 def _prompt_of(model: Any, given: str | None) -> str | None:
-    """The prompt of the model that has this name, or the text that was given."""
+    """Return the prompt of the model that has this name, or the text itself."""
     known = getattr(model, "prompts", None) or {}
     if given is not None and given not in known and known and given.isidentifier():
         names = ", ".join(known)
-        text = f"The model has no prompt {given!r}, so that this text is put before each text. Its prompts are {names}."
+        text = f"The model has no prompt {given!r}, so this text itself is put before each text. Its prompts: {names}."
         warn_once(f"unknown prompt: {given}", text)
     return given if given is None else known.get(given, given)
 
@@ -155,9 +180,19 @@ def embed(
     engine: Engine,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
-    """Embeddings of the texts from the cache, encoding what is not there, wherever the engine does it.
+    """Return the embeddings of the texts, encoding those that are not in the cache.
 
-    Those of an encoder without a key are kept in memory only.
+    Embeddings of an encoder without a key are kept in memory only.
+
+    Args:
+        texts: Texts [n].
+        encoder: Function from texts to vectors.
+        cache: Folder of the embedding cache.
+        engine: Where missing pieces are encoded.
+        progress: Called with the number of texts encoded since the last call.
+
+    Returns:
+        Embeddings [n, d], a memory map if they are too large to hold.
     """
     if encoder.key is None:
         progress(0)
@@ -174,13 +209,13 @@ def embed(
     whole = _whole(pieces)
     if whole is not None:
         join = partial(_join_pieces, [path for path, _ in pieces])
-        is_joined = partial(_is_whole, then="its vectors are made again")
+        is_joined = partial(_is_whole, then="its vectors are joined again")
         engine.map(Work(join, [whole], is_joined, lambda path: None))
     return _vectors(pieces)
 
 
 def _check_disk(pieces: list[TextPiece], encoder: KeyedEncoder) -> None:
-    """Raises before the rest is encoded where the disk has no room for it, by the size of the first piece."""
+    """Raise before the rest is encoded if the disk is too small, judging by the size of the first piece."""
     missing = [len(texts) for path, texts in pieces[1:] if not path.exists()]
     if not missing:
         return
@@ -190,26 +225,29 @@ def _check_disk(pieces: list[TextPiece], encoder: KeyedEncoder) -> None:
     width = 4 * _mapped(first).shape[1]
     whole = width * sum(len(texts) for _, texts in pieces)
     needed = disk_bytes(whole) - whole + width * sum(missing)
-    check_free("mine", first.parent, needed, "for its embeddings", "make room, or use another --cache")
+    check_free("mine", first.parent, needed, "for its embeddings", "free disk space, or use another --cache")
 
 
 def disk_bytes(vectors: int) -> int:
-    """What so many bytes of vectors take in the cache: pieces and, of many, one file of all of them."""
+    """Return the bytes in the cache for vectors of this many bytes: the pieces and, if large, a joined file."""
     return vectors * (1 if fits_in_memory(vectors) else 2)
 
 
 def fits_in_memory(vectors: int) -> bool:
-    """Whether so many bytes of vectors are held, and not read from one file of all of them."""
+    """Return whether vectors of this many bytes are held in memory instead of read from one joined file."""
     return vectors < _in_memory
 
 
 def _piece_sizes(texts: Sequence[str], encoder: KeyedEncoder, key: str, cache: Path) -> tuple[int, int]:
-    """Texts of the first piece and of the others: measured by the first, and kept, since a rerun needs the same."""
+    """Return the number of texts of the first piece and of the others, measured once and then stored.
+
+    A rerun needs the same sizes, otherwise it would not find its pieces.
+    """
     path = _size_file(texts, key, cache)
     if not path.exists():
         size = min(_sample, _piece)
         first = _pieces(texts, key, cache, size, size)[0]
-        encoder.encode(first[1][:1])  # loads what it loads at its first call
+        encoder.encode(first[1][:1])  # many encoders load weights in their first call
         begin = time.perf_counter()
         _encode_piece(encoder, first)
         most = int(_seconds * len(first[1]) / max(time.perf_counter() - begin, 1e-6))
@@ -218,20 +256,20 @@ def _piece_sizes(texts: Sequence[str], encoder: KeyedEncoder, key: str, cache: P
 
 
 def _write_once(path: Path, value: dict[str, int]) -> None:
-    """Several processes may come here at a time: the first one's stays."""
+    """Write a file unless another process did so first, whose content stays."""
     own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     write_json(own, value, run_again)
     try:
         os.link(own, path)
     except FileExistsError:
         pass
-    except OSError:  # a disk without links
+    except OSError:  # a file system without hard links
         os.replace(own, path)
     own.unlink(missing_ok=True)
 
 
 def _size_file(texts: Sequence[str], key: str, cache: Path) -> Path:
-    """Of these texts: one encoder may read short queries and long documents."""
+    """Return the file of the piece sizes of these texts: one encoder may read short queries and long documents."""
     return cache / f"piece-{_name(list(texts[:_sample]), key)}.json"
 
 
@@ -250,7 +288,7 @@ def _is_encoded(piece: TextPiece) -> bool:
 
 
 def _join_pieces(paths: list[Path], whole: Path) -> None:
-    """One file from its pieces, for vectors that may not fit into memory."""
+    """Write one file from the pieces, for vectors that may not fit into memory."""
     parts = [_mapped(path) for path in paths]
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
@@ -264,7 +302,7 @@ def _join_pieces(paths: list[Path], whole: Path) -> None:
 
 
 def _whole(pieces: list[TextPiece]) -> Path | None:
-    """The file of all pieces, for vectors that may not fit into memory; None where they do."""
+    """Return the file of all pieces joined, for vectors that may not fit into memory, else None."""
     if fits_in_memory(sum(part.nbytes for part in _read(pieces))):
         return None
     return pieces[0][0].with_name(f"whole-{_digest(repr([path.stem for path, _ in pieces]))}.npy")
@@ -279,17 +317,26 @@ def _vectors(pieces: list[TextPiece]) -> Tensor:
 
 
 def cached(texts: Sequence[str], key: str, cache: Path) -> Tensor | None:
-    """Embeddings that an encoder of this key has left in the cache; None unless all are there and undamaged."""
+    """Return the embeddings that an encoder with this key left in the cache.
+
+    Args:
+        texts: Texts [n].
+        key: Cache key of the encoder.
+        cache: Folder of the embedding cache.
+
+    Returns:
+        Embeddings [n, d]; None unless all pieces are there and undamaged.
+    """
     cache = _folder_of(key, cache)
     size = _size_file(texts, key, cache)
     if not size.exists():
         return None
     pieces = _pieces(texts, key, cache, *_known_sizes(size))
-    return _vectors(pieces) if all(_is_whole(path, "its vectors are left aside") for path, _ in pieces) else None
+    return _vectors(pieces) if all(_is_whole(path, "its vectors are not used") for path, _ in pieces) else None
 
 
 def _pieces(texts: Sequence[str], key: str, cache: Path, first: int, others: int) -> list[TextPiece]:
-    """The texts of each piece and its file; the first piece is short, to measure the time by."""
+    """Return the file and the texts of each piece; the first piece is short, to measure the time."""
     rest = (list(texts[low : low + others]) for low in range(first, len(texts), others))
     return [(cache / f"{_name(each, key)}.npy", each) for each in (list(texts[:first]), *rest)]
 
@@ -321,12 +368,20 @@ def _read(pieces: list[TextPiece]) -> list[Array]:
 
 
 def vectors_of(encode: EncodeTexts, texts: list[str]) -> Array:
-    """The vectors of texts by any function of these, checked."""
+    """Return the vectors of texts as float32, after checking the output of the encoder.
+
+    Args:
+        encode: Function from texts to vectors.
+        texts: Texts [n].
+
+    Raises:
+        ArgumentError: If the result is not a float array [n, d].
+    """
     vectors = encode(texts)
     if isinstance(vectors, Tensor):
         vectors = vectors.detach().float().cpu().numpy()
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or len(vectors) != len(texts) or vectors.dtype.kind != "f":
         got = f"shape {vectors.shape} of {vectors.dtype}"
-        raise ArgumentError("The encoder", f"to give floats [{len(texts)}, d] for {len(texts)} texts", got)
+        raise ArgumentError("The encoder", f"to return floats [{len(texts)}, d] for {len(texts)} texts", got)
     return vectors.astype(np.float32, copy=False)

@@ -1,8 +1,12 @@
-"""hn.mine: the same distributions as in training, over a whole corpus, exactly and by blocks.
+"""Exact mining over a whole corpus, by blocks, with the same distributions as in training.
 
-Every query keeps a short list of its nearest candidates, as long as the expression needs (search_depth.py). A query
-whose list was too short after the filters is searched again, with the filters inside the search, and then with longer
-lists: none comes out short that need not. The stages of this are in stages.py.
+Every query keeps a short list of its nearest candidates, as long as the expression needs
+(``search_depth.py``). A query whose list turns out too short after the filters is searched again,
+first with the filters inside the search and then with longer lists, so a query has fewer than k
+negatives only if the corpus has no more for it.
+
+``mine`` is the function for vectors; ``Miner`` holds the state that the stages of ``stages.py``
+share, and is also used by the jobs of ``job.py``.
 """
 
 from __future__ import annotations
@@ -35,19 +39,27 @@ from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_piec
 from hardneg.negatives import Negatives, parse
 from hardneg.search.exact import DocumentBlock, runs_in_triton
 
-_pilot, _pilot_rows = 256, 1 << 16  # queries and documents
+_pilot, _pilot_rows = 256, 1 << 16  # queries and documents of the sample in needs_filters
 
 
 @dataclass(frozen=True, eq=False)
 class Mined:
-    """The negatives of each query: ``ids`` [q, k] of the corpus, -1 where short, and plain similarities ``scores``.
+    """The mined negatives of each query.
 
-    ``rows`` are positions in the corpus. ``found_by`` says which retrievers found each: bit i for ``retrievers[i]``.
-    ``explanation`` says what each factor removed and why queries are short. ``recall``: of an approximate search, the
-    share of the nearest that it found, measured on some queries.
+    Attributes:
+        ids: Ids of the negatives [q, k], most preferred first and -1 where a query is short. A
+            tensor; where the ids of the corpus are texts, an array of texts and None.
+        scores: Similarities [q, k] before the temperature (scores of the rescorer, if there is
+            one); -inf where short.
+        rows: Positions of the negatives in the corpus [q, k], -1 where short.
+        found_by: Retrievers that found each negative [q, k], as bits: bit i is ``retrievers[i]``.
+        retrievers: Names of the retrievers.
+        explanation: Number of candidates that each factor removed, and why queries are short.
+        recall: Share of the nearest candidates that an approximate search found, measured on 64
+            queries; None for an exact search.
     """
 
-    ids: Any  # [q, k]: a tensor, or an array of texts and None where those of the corpus are texts
+    ids: Any
     scores: Annotated[Tensor, "q k"]
     rows: Annotated[Tensor, "q k"]
     found_by: Annotated[Tensor, "q k"]
@@ -56,7 +68,7 @@ class Mined:
     recall: float | None = None
 
     def __repr__(self) -> str:
-        """Counts instead of the numbers themselves."""
+        """Summarise in one line: number of queries, negatives and short queries, and the mean score."""
         (queries, k), there = self.rows.shape, self.rows >= 0
         found = f"{counted(queries, 'query', 'queries')}, k={k}: {counted(int(there.sum()), 'negative')}"
         mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
@@ -81,26 +93,50 @@ def mine(
     guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
-    """K negatives from the corpus for each query, by any distribution, as in training.
+    """Mine k negatives from the corpus for each query, by any distribution, as in training.
 
-    positives: corpus ids (rows where the corpus has no ids): [q], [q, p] padded with -1, or one list per query. They
-        are never negatives, nor is a row with the query's own id. BelowPositive compares with the lowest-scored one.
-    draw: ``"top"``, the k most similar of the support; ``"gumbel"``, k draws without replacement from the weights;
-        ``"categorical"``, with replacement. A draw depends on the seed and the positions of query and candidate only.
-    temperature: what similarities are divided by for tilts; 1 means that ``Tilt(beta)`` is exp(beta * similarity).
-    near_positive, near_negative: cosine from which a candidate counts as a copy of a positive, and as a copy of a
-        negative taken before it; copies are passed over.
-    search: how candidates are found; see ``Search``.
-    rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for example: it scores the
-        nearest ``search.candidates`` of each query and the positives, and its scores replace the similarities.
-    guide: another model's vectors of the queries and of the corpus, or a function like ``rescore``, for
-        ``BelowPositive(..., by="guide")``: a function scores the nearest ``search.candidates``.
+    Similarity is the dot product of the vectors as given: normalise them, or pass
+    ``Search(cosine=True)``, for the cosine.
 
-    Similarity is the dot product of the vectors as given: normalise them for the cosine.
+    Args:
+        queries: Vectors of the queries [q, d]; a query with an id is never matched with the corpus
+            row of the same id.
+        corpus: Vectors of the documents [n, d], with distinct ids if they have any.
+        positives: Corpus ids (row numbers where the corpus has no ids): [q], [q, p] padded with -1,
+            or one list per query. Positives are never negatives. ``BelowPositive`` compares with
+            the lowest-scored one.
+        negatives: Distribution, or its expression such as ``"BelowPositive(0.05) * Tilt(10)"``.
+        k: Number of negatives per query.
+        draw: ``"top"``, the k most similar of the support; ``"gumbel"``, k draws without
+            replacement from the weights; ``"categorical"``, with replacement. A draw depends only
+            on the seed and on the positions of query and candidate.
+        seed: Seed of the draws.
+        temperature: Divisor of the similarities for tilts; 1 means that ``Tilt(beta)`` is exp(beta
+            * similarity).
+        near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
+            skipped.
+        near_negative: Cosine from which a candidate counts as a near-duplicate of a negative chosen
+            before and is skipped.
+        search: How candidates are found; see ``Search``.
+        rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for
+            example. It scores the nearest ``search.candidates`` of each query and the positives,
+            and its scores replace the similarities.
+        guide: Another model's vectors of the queries [q, e] and of the corpus [n, e], or a function
+            like ``rescore``, for ``BelowPositive(..., by="guide")``. A function scores only the
+            nearest ``search.candidates``.
+        progress: Called with the number of queries decided since the last call.
 
-    >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]))
-    >>> mine(keys, keys, torch.tensor([8, 9, 7]), "Uniform()", k=2).ids.tolist()  # not itself, not its positive
-    [[9, -1], [7, -1], [8, -1]]
+    Returns:
+        The negatives with scores, retrievers and an explanation.
+
+    Raises:
+        ArgumentError: If shapes, ids, the rule or the search do not fit together.
+        NotFinite: If vectors contain NaN or infinite values.
+
+    Example:
+        >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]))
+        >>> mine(keys, keys, torch.tensor([8, 9, 7]), "Uniform()", k=2).ids.tolist()  # not itself, not its positive
+        [[9, -1], [7, -1], [8, -1]]
     """
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
@@ -121,7 +157,19 @@ def mine(
 
 
 class Miner:
-    """Everything that the stages of mining share."""
+    """The state that all stages of mining share: scorer, finder and rule.
+
+    Args:
+        queries: Vectors of the queries [q, d].
+        corpus: Vectors of the documents [n, d], maybe a memory map.
+        positives: Corpus ids of the positives of each query.
+        rule: Distribution, number of negatives, draw and seed.
+        temperature: Divisor of the similarities for tilts.
+        near_positive: Cosine of near-duplicates of a positive; None switches the guard off.
+        search: How candidates are found.
+        rescore: Function that scores pairs instead of the vectors.
+        guide: Vectors of another model, or a function of pairs, for ``by="guide"``.
+    """
 
     def __init__(
         self,
@@ -139,11 +187,15 @@ class Miner:
         self.rule, self.search = rule, search
         self.scorer = CorpusScorer(queries, corpus, positives, temperature, near_positive, search, rescore, guide)
         self.finder = Finder(self.scorer, rule, search)
-        if not self.finder.searched:  # else checked when it is read
+        if not self.finder.searched:  # a searched corpus is checked block by block while it is read
             check_vectors("corpus", corpus.vectors, search.cosine)
 
     def mined(self, progress: Callable[[int], None] | None = None) -> Iterator[PieceArrays]:
-        """What is chosen, block by block, by this process alone."""
+        """Run all stages in this process and yield the chosen negatives, one block of queries at a time.
+
+        Args:
+            progress: Called with the number of queries decided in each block.
+        """
         store = Store()
         stages = Stages(self, store)
 
@@ -157,7 +209,11 @@ class Miner:
             yield piece
 
     def joined(self, pieces: Iterable[PieceArrays]) -> Mined:
-        """The blocks as one, with the ids of the corpus."""
+        """Join the blocks into one result, with the ids of the corpus.
+
+        Args:
+            pieces: Arrays of the stage ``chosen``; rows of queries that are not decided yet are ignored.
+        """
         shape = len(self.scorer.queries), self.rule.k
         rows, found_by = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
         scores = torch.full(shape, NEVER, dtype=self.scorer.corpus.dtype)
@@ -171,35 +227,36 @@ class Miner:
         return Mined(ids, scores, rows, found_by, retrievers, explanation, self.finder.recall())
 
     def alignment(self) -> Alignment:
-        """How close the positives are beside random documents."""
+        """Return how close the positives are compared with random documents, on a sample."""
         scorer = self.scorer
         return alignment_of(scorer.queries.vectors, scorer.keys.vectors, scorer.positives, cosine=self.search.cosine)
 
     @property
     def bfloat16(self) -> bool:
-        """Whether tensor cores screen the products, with the same result."""
+        """True if bfloat16 products screen the candidates; the result is the same."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
         return self.scorer.device.type == "cuda" and runs_in_triton(self.scorer.device)
 
     @property
     def short_rows(self) -> bool:
-        """Whether whole rows of a block of queries fit into memory, where bounds need them."""
+        """True if all scores of a block of queries fit into memory, so that bounds need no extra passes."""
         finder, n = self.finder, len(self.scorer.corpus)
         return len(finder.shards) == 1 and n * finder.block(self.rule.k) <= self.scorer.most_scores
 
     def needs_filters(self) -> bool:
-        """Whether filters go into the first search: those that cost nothing there, or those that more than a quarter
-        of the first queries need; speed only.
+        """Return whether the first search should apply the filters; this affects speed only.
 
-        The share is judged by a part of a large corpus, in which a list is shorter by as much.
+        It should if they cost nothing there (ceilings), or if more than a quarter of the first 256
+        queries would be short without them. On a large corpus, that share is estimated from its
+        first 65,536 documents, with a list shortened in proportion.
         """
         finder, corpus = self.finder, self.scorer.corpus
         attempts = list(finder.attempts(False))
-        if finder.swept or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
+        if finder.applies_all_factors or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
             return False
         if finder.ceilings() is not None and not self.bfloat16:
-            return True  # at no cost, and the corpus is read once
+            return True  # ceilings cost nothing, and the corpus is read only once
         query = torch.arange(min(_pilot, len(self.scorer.queries)), device=self.scorer.device)
         low, high = 0, min(_pilot_rows, len(corpus))
         share = high / len(corpus)

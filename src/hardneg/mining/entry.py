@@ -1,4 +1,8 @@
-"""hn.mine for anything: keys, arrays, lists and text ids, or a data set with a model."""
+"""``hn.mine`` for every kind of input: keys, arrays, lists and text ids, or a data set with a model.
+
+It converts what it gets and passes it on: vectors to ``hardneg.mining.engine.mine``, data sets to
+``hardneg.mining.dataset.mine_dataset``.
+"""
 
 from __future__ import annotations
 
@@ -39,25 +43,42 @@ def mine(queries: Any, **options: Any) -> Any: ...
 
 
 def mine(queries: Any, *given: Any, **options: Any) -> Any:
-    """Hard negatives by any distribution, as in training: for vectors, or for a data set of texts.
+    """Mine hard negatives by any distribution of the grammar, for vectors or for a data set of texts.
 
-    ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)`` for vectors: Keys, tensors, arrays or
-    lists. Positives are ids of the corpus, numbers or texts; rows, where it has none. In ``mine(z, z, ...)`` no row is
-    its own negative. Vectors are compared by the dot product as they are, unlike in `hardneg mine`:
-    ``search=Search(cosine=True)`` is its cosine. See ``hardneg.mining.engine``.
+    For vectors: ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)``.
+    Vectors are compared by the dot product as they are, unlike in `hardneg mine`: pass
+    ``search=Search(cosine=True)`` for its cosine. In ``mine(z, z, ...)`` no row is its own
+    negative.
 
-    ``mine(dataset, model=..., negatives=..., k=...)`` for a ``datasets.Dataset`` of (anchor, positive) texts: a Dataset
-    with the columns of sentence-transformers' ``mine_hard_negatives``, whose options have the same names here. See
+    For texts: ``mine(dataset, model=..., negatives=..., k=...)`` with a ``datasets.Dataset`` of
+    (anchor, positive) texts returns a Dataset with the columns of sentence-transformers'
+    ``mine_hard_negatives``, whose options have the same names here. See
     ``hardneg.mining.dataset.mine_dataset``.
 
-    >>> found = mine([[1.0, 0.0]], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], [0], "Uniform()", 2)
-    >>> found
-    Mined(1 query, k=2: 2 negatives, 0 short, mean score 0.300)
-    >>> found.ids.tolist()
-    [[1, 2]]
-    >>> documents = Keys([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], ids=["a", "b", "c"])
-    >>> mine([[1.0, 0.0]], documents, ["a"], "Uniform()", 2).ids.tolist()
-    [['b', 'c']]
+    Args:
+        queries: Vectors [q, d] as Keys, tensor, array or lists; or a data set of texts.
+        *given: ``corpus``, ``positives``, ``negatives``, ``k``, ``draw`` and ``seed`` by position.
+            The corpus is [n, d], and positives are its ids, numbers or texts (row numbers where the
+            corpus has no ids).
+        **options: The same arguments by name, and those of ``hardneg.mining.engine.mine`` or
+            ``mine_dataset``.
+
+    Returns:
+        ``Mined`` for vectors, with texts as ``ids`` where the ids of the corpus are texts; a
+        ``datasets.Dataset`` for a data set.
+
+    Raises:
+        ArgumentError: If an argument is missing or does not fit the others; the error names the fix.
+
+    Example:
+        >>> found = mine([[1.0, 0.0]], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], [0], "Uniform()", 2)
+        >>> found
+        Mined(1 query, k=2: 2 negatives, 0 short, mean score 0.300)
+        >>> found.ids.tolist()
+        [[1, 2]]
+        >>> documents = Keys([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], ids=["a", "b", "c"])
+        >>> mine([[1.0, 0.0]], documents, ["a"], "Uniform()", 2).ids.tolist()
+        [['b', 'c']]
     """
     if is_dataset(queries):
         return mine_dataset(queries, *given, **options)

@@ -1,4 +1,8 @@
-"""What a run will cost, from a sample of it: nothing is written."""
+"""Estimate the time, memory and disk space of a job from a sample; nothing is written.
+
+``estimate`` implements `hardneg mine --dry-run`. ``check_disk`` and ``check_disk_before`` use the
+same figures to stop a job early.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,28 @@ from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import KeyedEncoder, disk_bytes, fits_in_memory
 from hardneg.mining.engine import Miner
-from hardneg.mining.inputs import Embedded, load_encoders, load_guide, load_problem, make_miner
+from hardneg.mining.inputs import Embedded, from_beir, load_encoders, load_guide, load_problem, make_miner
 from hardneg.mining.options import MineOptions
-from hardneg.mining.problem import Problem, Side, from_beir, texts_of
+from hardneg.mining.problem import Problem, Side, texts_of
 from hardneg.mining.search_depth import reach_of
 
-_texts = 64
-_queries = 256
+_sampled_texts = 64
+_sampled_queries = 256
 
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """Seconds and bytes that the whole run would take, and what the sample was; no peak where the system has none."""
+    """The expected cost of a job.
+
+    Attributes:
+        queries: Number of queries.
+        corpus: Number of documents.
+        encoding_seconds: Time to encode all texts.
+        mining_seconds: Time to mine with one process.
+        peak_bytes: Peak memory; None if the system does not report it.
+        disk_bytes: Bytes of embeddings and pieces until the output is written.
+        counts: Numbers of queries, documents, duplicates and so on.
+    """
 
     queries: int
     corpus: int
@@ -38,7 +52,7 @@ class JobEstimate:
 
 
 def estimate(options: MineOptions) -> JobEstimate:
-    """Reads all tables, encodes a few texts, mines a few queries, and extrapolates."""
+    """Read all tables, encode a few texts, mine a few queries, and extrapolate."""
     options = from_beir(options)
     check_options(options)
     problem = load_problem(options)
@@ -50,7 +64,7 @@ def estimate(options: MineOptions) -> JobEstimate:
     judged = None if guide is None else (guide[0][:number], guide[1])
     embedded = Embedded((sampled.queries.vectors, problem.corpus.vectors), guide=judged)
     miner = make_miner(options, sampled, embedded)
-    miner.joined(miner.mined())  # the first one also warms up
+    miner.joined(miner.mined())  # the first call also warms up, so the second one is timed
     begin = time.perf_counter()
     miner.joined(miner.mined())
     mining = (time.perf_counter() - begin) * whole / number
@@ -59,9 +73,12 @@ def estimate(options: MineOptions) -> JobEstimate:
 
 
 def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int, tuple[Tensor, Tensor] | None]:
-    """Seconds and bytes of all vectors that are encoded; gives stand-ins to the sides, and those of the guide."""
+    """Return seconds and bytes to encode all texts, and random vectors for the guide.
+
+    Random vectors of the right shape are assigned to the sides, too.
+    """
     sides, seconds, disk = (problem.queries, problem.corpus), 0.0, 0
-    if options.search == "bm25":  # as in the run itself, nothing is encoded
+    if options.search == "bm25":  # as in the job itself, nothing is encoded
         for side in sides:
             side.vectors = torch.ones(len(side), 1)
     if any(side.vectors is None for side in sides):
@@ -77,10 +94,10 @@ def _encode_samples(options: MineOptions, problem: Problem) -> tuple[float, int,
 
 
 def piece_bytes(miner: Miner, queries: int) -> int:
-    """What the pieces of a job take until its output is written: the lists of each shard, the counts by which the edges
-    of wide windows are found, and what is chosen.
+    """Return the bytes of the pieces of a job until its output is written.
 
-    Further attempts, for queries whose lists were too short, come on top.
+    They are the lists of each shard, the histograms for the edges of wide windows, and the chosen
+    negatives. Further attempts, for queries whose lists were too short, come on top.
     """
     finder, k = miner.finder, miner.rule.k
     size, _ = next(iter(finder.attempts(False)))
@@ -93,12 +110,12 @@ def piece_bytes(miner: Miner, queries: int) -> int:
 
 
 def check_disk(miner: Miner, folder: Path) -> None:
-    """Raises before the search where the disk has no room for it."""
+    """Raise before the search if the disk is too small for the pieces."""
     _check_pieces(folder, piece_bytes(miner, len(miner.scorer.queries)))
 
 
 def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> None:
-    """The same before anything is encoded, by the least that the options need."""
+    """Raise before anything is encoded if the disk is too small for the least that the options need."""
     rule = rule_of(options)
     size = options.candidates if is_listed(options) else reach_of(rule.negatives, rule.k, rule.draw).size or rule.k
     lists = 16 * min(size, len(problem.corpus)) * max(1, options.shards) * (options.search == "exact")
@@ -106,13 +123,13 @@ def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> N
 
 
 def _check_pieces(folder: Path, needed: int) -> None:
-    check_free("mine", folder, needed, "for its pieces", "make room, use fewer --shards, or another --out")
+    check_free("mine", folder, needed, "for its pieces", "free disk space, use fewer --shards, or another --out")
 
 
 def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:
-    """The seconds of encoding, by a sample, and random vectors of the right size for the search."""
+    """Return the seconds to encode a side, measured on a sample, and random vectors of its shape."""
     texts = texts_of(side, "mine")
-    sample = texts[:: max(1, len(texts) // _texts)][:_texts]
+    sample = texts[:: max(1, len(texts) // _sampled_texts)][:_sampled_texts]
     encoder.encode(sample[:1])
     begin = time.perf_counter()
     vectors = torch.as_tensor(encoder.encode(sample))
@@ -121,8 +138,10 @@ def _stand_in(side: Side, encoder: KeyedEncoder) -> tuple[float, Tensor]:
 
 
 def _random_rows(number: int, dim: int) -> Tensor:
-    """As many vectors as the run would have. Where it would read them from a file, they share their numbers: each row
-    begins one number behind the row before.
+    """Return as many random vectors as the job would have.
+
+    If the job would read them from a file, they share their numbers to save memory: each row starts
+    one number after the row before.
     """
     random = torch.Generator().manual_seed(0)
     if fits_in_memory(4 * number * dim):
@@ -131,7 +150,7 @@ def _random_rows(number: int, dim: int) -> Tensor:
 
 
 def _sample(problem: Problem) -> Problem:
-    some = slice(0, min(_queries, len(problem.queries)))
+    some = slice(0, min(_sampled_queries, len(problem.queries)))
     queries = problem.queries.only(list(range(some.stop)))
     judged = problem.judged_negatives[some]
     return replace(
@@ -140,8 +159,9 @@ def _sample(problem: Problem) -> Problem:
 
 
 def _peak(miner: Miner, queries: int) -> int | None:
-    """The peak of this process, which held every table, the vectors that the run holds and the blocks of a search, and
-    the lists of all queries that a search holds at a time.
+    """Return the peak memory: that of this process so far, plus the lists of all queries in a search.
+
+    This process has held every table, the vectors of the job and the blocks of a search.
     """
     finder = miner.finder
     size, _ = next(iter(finder.attempts(False)))

@@ -1,4 +1,9 @@
-"""What is taken out while searching: the guard near the positives and the factors of a distribution, tile by tile."""
+"""Remove candidates during the search: near-duplicates of positives and factors of the distribution, tile by tile.
+
+``Filters`` applies any factors; ``Ceilings`` is faster if all factors only remove candidates above
+a score. ``Finder.running`` chooses between them. ``bounds_of`` computes the bounds that factors
+need.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +22,27 @@ from hardneg.negatives.closed import ClosedForm
 from hardneg.search.draws import gumbel_keys
 
 CorpusPart = tuple[int, int]
-"""The first row and the end of a part of the corpus."""
+"""First row and end of a part of the corpus."""
 Uniforms = Callable[[int, int], Annotated[Tensor, "b m"]]
-"""(first row, end) of a block of the corpus -> a random number for each query and row."""
+"""(first row, end) of a block of the corpus -> a random number in (0, 1) for each query and row."""
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusRows:
-    """Some queries against a part of the corpus, as tiles for the sweep: the same tiles at each call."""
+    """Some queries against a part of the corpus, as tiles for ``find_bounds``; each call yields the same tiles.
+
+    Attributes:
+        scorer: Queries and corpus.
+        query: Positions of the queries [b].
+        part: First row and end of the part.
+    """
 
     scorer: CorpusScorer
     query: Annotated[Tensor, "b"]
     part: CorpusPart
 
     def tiles(self) -> Iterator[TileAndMask]:
+        """Yield tiles of the part of the corpus, with a mask of the candidates."""
         scorer, query = self.scorer, self.query
         vectors, excluded = scorer.model.of(query), scorer.excluded.of(query)
         for low, high in scorer.corpus.blocks(self.part):
@@ -39,22 +51,37 @@ class CorpusRows:
             yield scorer.tile(query, similarity, low, high), valid
 
     def positives(self) -> Iterator[TileAndMask]:
+        """Yield the tile of the positives."""
         yield self.scorer.positive_tile(self.query)
 
 
 def bounds_of(
     scorer: CorpusScorer, query: Annotated[Tensor, "b"], factors: Sequence[Negatives], part: CorpusPart | None = None
 ) -> list[Bounds]:
-    """The bounds of each factor for these queries, over a part of the corpus or, without one, the positives alone."""
+    """Return the bounds of each factor for these queries.
+
+    Args:
+        scorer: Queries and corpus.
+        query: Positions of the queries [b].
+        factors: Factors of the expression.
+        part: Part of the corpus that bounds are computed over; None uses only the positives.
+    """
     return find_bounds(factors, [CorpusRows(scorer, query, part or (0, 0))])[0]
 
 
 class Filters:
-    """The guard near the positives and some of the factors, applied to blocks of similarities while searching.
+    """Near-duplicates of positives and some factors, removed from blocks of similarities during a search.
 
-    What is left is ordered by similarity or, with ``uniforms``, as Gumbel-max draws them. ``judged_again``: the factors
-    see the candidates that are left once more, in float64, so that one which rounding may have moved over an edge is
-    left in.
+    The remaining candidates are ordered by similarity or, with ``uniforms``, by their Gumbel-max keys.
+
+    Args:
+        scorer: Queries and corpus.
+        query: Positions of the queries [b].
+        factors: Factors to apply.
+        bounds: Bounds of each factor.
+        uniforms: Random numbers of a Gumbel draw; None orders by similarity.
+        judged_again: Whether the factors see the remaining candidates again in float64. Candidates
+            that rounding may have moved over an edge then stay in.
     """
 
     def __init__(
@@ -74,6 +101,14 @@ class Filters:
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
+        """Return the keys of a block, ``NEVER`` where a candidate is removed, and count the steps in ``seen``.
+
+        Args:
+            similarity: Similarities of the block [b, m].
+            low: First row of the block.
+            high: End of the block.
+            slack: Largest rounding error of the similarities [b, 1].
+        """
         met = similarity != NEVER
         valid = met & ~self.scorer.near_positive_block(self.query, low, high)
         log_w, left = self._weighed(similarity, valid, low, high)
@@ -92,7 +127,10 @@ class Filters:
     def _weighed(
         self, similarity: Tensor, valid: Tensor, low: int, high: int, moved: Annotated[Tensor, "b 1"] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """The log-weights, and how many the guard and each factor left. The guide's are ``moved`` by as much."""
+        """Return the log-weights and the number of candidates left by the guard and by each factor.
+
+        Scores of the guide are shifted by ``moved``, if given.
+        """
         tile = self.scorer.tile(self.query, similarity, low, high)
         if moved is not None and tile.guide is not None:
             tile.guide = tile.guide + moved
@@ -105,10 +143,16 @@ class Filters:
 
 
 class Ceilings:
-    """Factors that only remove what scores above a ceiling, applied while searching: rows without such scores cost one
-    look at their largest.
+    """Factors that only remove candidates above a score, applied during a search.
 
-    The factors see the candidates that are left once more, in float64: one that rounding may have moved is left in.
+    A query without such scores in a block costs only the largest of its scores. The factors see the
+    remaining candidates again in float64, so candidates that rounding may have moved over the
+    ceiling stay in.
+
+    Args:
+        scorer: Queries and corpus.
+        query: Positions of the queries [b].
+        forms: Closed forms of the factors.
     """
 
     drawn = False
@@ -128,6 +172,7 @@ class Ceilings:
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
+        """Return the scores, masked above the ceilings in place, and count the steps in ``seen``."""
         banned = torch.bincount(self.place[(self.row >= low) & (self.row < high)], minlength=len(similarity))
         self.seen += (high - low) - banned[:, None]
         least = self.ceilings[-1]

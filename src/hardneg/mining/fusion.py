@@ -1,14 +1,20 @@
 """Several retrievers as one ranking: reciprocal-rank fusion, the order of one source, and quotas.
 
-Each retriever gives its best ``candidates`` of a query, positives and the query itself taken out first; ranks count
-from 1 in what is left. The candidates are the union of these lists.
+Each retriever returns its best ``candidates`` for a query, after positives and the query itself are
+removed; ranks count from 1 in the rest. The candidates are the union of these lists.
 
-- Fused order: by sum over retrievers of 1 / (60 + rank), from the largest; equal ones by row of the corpus.
-- ``From(name)`` in the expression keeps what that retriever found, whoever else did, in that retriever's order.
-- Quotas ((name, number), ...): the first ``number`` of the support in each retriever's own order, retriever by
-  retriever; what was taken before counts for the first. If some are short, the others fill up to k, in the same order.
+- Fused order: by the sum over retrievers of 1 / (60 + rank), largest first; equal sums by row of
+  the corpus.
+- ``From(name)`` in the expression keeps the candidates that this retriever found, whether or not
+  others did, in its order.
+- Quotas ((name, number), ...): the first ``number`` of the support in each retriever's own order,
+  retriever by retriever; a candidate of several counts for the first. If a retriever has too few,
+  the others fill up to k, in the same order.
 
-The expression reads similarities as ever: fusion decides only in which order ``draw="top"`` takes what it leaves.
+The expression always reads similarities: fusion only decides the order in which ``draw="top"``
+takes the support.
+
+``Lexical`` (BM25) and ``RankedRun`` (a TREC run) are retrievers for ``Search(also=...)``.
 """
 
 from __future__ import annotations
@@ -30,13 +36,19 @@ from hardneg.mining.table_values import key_of
 from hardneg.negatives import Negatives
 from hardneg.search.topk import top_of_rows
 
-CONSTANT = 60  # Cormack et al. 2009
+CONSTANT = 60  # of reciprocal-rank fusion, as in Cormack et al. 2009
 RankedLists = Sequence[Annotated[Tensor, "b c"]]
+"""Rows of the corpus found by each retriever [b, c], best first."""
 Quotas = tuple[tuple[Annotated[Tensor, "b m"], int], ...]
+"""For each quota, the key that orders the candidates of its retriever [b, m], and the number."""
 
 
 def named_source(negatives: Negatives, retrievers: Sequence[str]) -> int | None:
-    """Which retriever ``From`` names; None without one."""
+    """Return the number of the retriever that ``From`` names; None without ``From``.
+
+    Raises:
+        ArgumentError: If the expression names several sources, or an unknown one.
+    """
     names = {factor.only_source for factor in negatives.factors if factor.only_source is not None}
     if not names:
         return None
@@ -46,6 +58,7 @@ def named_source(negatives: Negatives, retrievers: Sequence[str]) -> int | None:
 
 
 def source_number(name: str, retrievers: Sequence[str]) -> int:
+    """Return the position of a retriever; raise if there is none with this name."""
     if name not in retrievers:
         fix = f"add {spelled('mine', 'bm25')} or {spelled('mine', 'runs')}, or leave it out"
         raise ArgumentError("mine", f"a source among {', '.join(retrievers)}", repr(name), fix)
@@ -53,7 +66,7 @@ def source_number(name: str, retrievers: Sequence[str]) -> int:
 
 
 def check_quotas(quotas: Sequence[tuple[str, int]], k: int, draw: str, retrievers: Sequence[str]) -> None:
-    """Raises for quotas of unknown sources, of more than k in all, or beside a draw."""
+    """Raise for quotas of unknown sources, of more than k in all, or together with a random draw."""
     for name, _ in quotas:
         source_number(name, retrievers)
     total = sum(number for _, number in quotas)
@@ -64,14 +77,32 @@ def check_quotas(quotas: Sequence[tuple[str, int]], k: int, draw: str, retriever
 
 
 def compacted(rows: Annotated[Tensor, "b c"], size: int) -> Annotated[Tensor, "b c"]:
-    """The rows that are left, in their order and without gaps, ``size`` at most; -1 behind them."""
+    """Return the non-negative entries of each row in their order and without gaps, then -1.
+
+    Args:
+        rows: Row numbers [b, c]; negative ones are removed.
+        size: Most entries to keep.
+
+    Example:
+        >>> compacted(torch.tensor([[7, -1, 3, 5]]), 2).tolist()
+        [[7, 3]]
+    """
     first = torch.arange(rows.shape[1], 0, -1, device=rows.device).masked_fill(rows < 0, 0)
-    best = first.topk(min(size, rows.shape[1]), dim=1)  # 10 times as fast as a stable sort
+    best = first.topk(min(size, rows.shape[1]), dim=1)  # ten times faster than a stable sort
     return rows.gather(1, best.indices).masked_fill(best.values == 0, -1)
 
 
 def ranks_in(found: Annotated[Tensor, "b c"], rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
-    """The rank of each candidate in a retriever's list, from 1; 0 where it is not there."""
+    """Return the rank of each candidate in a retriever's list, from 1; 0 if it is not in the list.
+
+    Args:
+        found: Distinct rows of the list [b, c], best first; -1 for none.
+        rows: Rows of the candidates [b, m].
+
+    Example:
+        >>> ranks_in(torch.tensor([[4, 9, 2]]), torch.tensor([[2, 3, 4]])).tolist()
+        [[3, 0, 1]]
+    """
     if not found.shape[1]:
         return torch.zeros_like(rows)
     ordered, order = found.sort(dim=1, stable=True)
@@ -81,7 +112,14 @@ def ranks_in(found: Annotated[Tensor, "b c"], rows: Annotated[Tensor, "b m"]) ->
 
 
 def fused_key(lists: RankedLists, rows: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
-    """The larger, the earlier a candidate is taken: no two of a query are equal; NEVER where no list has it."""
+    """Return a key that orders candidates by reciprocal-rank fusion, largest first.
+
+    No two keys of a query are equal; candidates in no list get ``NEVER``.
+
+    Args:
+        lists: Rows found by each retriever [b, c], best first.
+        rows: Rows of the candidates [b, m].
+    """
     total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
     for found in lists:
         rank = ranks_in(found, rows)
@@ -93,7 +131,13 @@ def fused_key(lists: RankedLists, rows: Annotated[Tensor, "b m"]) -> Annotated[T
 
 
 def by_quotas(support: Annotated[Tensor, "b m"], quotas: Quotas, wanted: int) -> Annotated[Tensor, "b wanted"]:
-    """Columns of the support in the order in which quotas take them, -1 behind the last."""
+    """Return columns of the support in the order in which quotas take them, then -1.
+
+    Args:
+        support: Candidates that may be taken [b, m].
+        quotas: Key and number of each retriever.
+        wanted: Most columns to return.
+    """
     last = torch.iinfo(torch.long).max
     place = torch.full(support.shape, last, device=support.device)
     first = 0
@@ -109,12 +153,17 @@ def by_quotas(support: Annotated[Tensor, "b m"], quotas: Quotas, wanted: int) ->
 
 
 class Lexical:
-    """BM25 over the texts of the corpus, as one more retriever of ``Search(also=...)``."""
+    """BM25 over the texts of the corpus, as a retriever for ``Search(also=...)``.
+
+    Args:
+        queries: Texts of the queries.
+        corpus: Texts of the documents.
+    """
 
     name = "bm25"
 
     def __init__(self, queries: Sequence[str], corpus: Sequence[str]) -> None:
-        # bm25s imports JAX where it is installed, which would take three quarters of a GPU's memory for itself.
+        # bm25s imports JAX if it is installed, and JAX would reserve three quarters of the GPU's memory.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self.bm25s = optional("bm25s", "BM25", extra="lexical")
         self.queries, self.size = queries, len(corpus)
@@ -125,7 +174,7 @@ class Lexical:
         self.index.index(tokens, show_progress=False)
 
     def scores(self, queries: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
-        """The BM25 score of each pair."""
+        """Return the BM25 score of each pair of a query and a row [m]."""
         out = torch.zeros(len(rows))
         distinct, place = torch.unique(queries, return_inverse=True)
         for number, words in enumerate(self._tokens(distinct)):
@@ -143,7 +192,10 @@ class Lexical:
         return self.bm25s.tokenize(texts, show_progress=False, return_ids=False)  # type: ignore[no-any-return]
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
-        """By score and, among equal ones, by row: bm25s takes any of these, and others for another size."""
+        """Return the rows with the highest BM25 scores, equal scores by row.
+
+        bm25s itself picks any of the equal ones, and other ones for another size.
+        """
         rows = torch.full((len(queries), min(size, self.size)), -1)
         for place, words in enumerate(self._tokens(queries)):
             best, found = top_of_rows(self._of_words(words)[None], rows.shape[1])
@@ -152,13 +204,23 @@ class Lexical:
 
 
 def split_name(given: str) -> tuple[str, str]:
-    """The name and the path of ``name=path``; the stem of the file where there is no name."""
+    """Return name and path of ``name=path``; without a name, the stem of the file.
+
+    Example:
+        >>> split_name("bm25=runs/a.trec"), split_name("runs/dense.trec")
+        (('bm25', 'runs/a.trec'), ('dense', 'runs/dense.trec'))
+    """
     name, _, path = given.partition("=")
     return (name, path) if path else (Path(given).name.split(".")[0], given)
 
 
 def read_run(path: str) -> dict[str, list[str]]:
-    """The documents of each query, the best first."""
+    """Read a TREC run: the documents of each query, best first.
+
+    Raises:
+        NoFile: If the file does not exist.
+        FileError: If a line is not ``query Q0 document rank score tag``, or if there is none.
+    """
     if not Path(path).is_file():
         raise NoFile("mine", "a TREC run file that exists", path)
     found: dict[str, list[tuple[float, int, str]]] = {}
@@ -185,7 +247,16 @@ def _entry(line: str, number: int, path: str) -> tuple[str, tuple[float, int, st
 
 
 class RankedRun:
-    """One run as a retriever of ``Search(also=...)``; documents and queries that are not there are counted."""
+    """A stored run as a retriever for ``Search(also=...)``.
+
+    Warns, with counts, if queries or documents of the run are not in the data.
+
+    Args:
+        name: Name of the retriever.
+        found: Document ids of each query id, best first.
+        queries: Queries with ids.
+        corpus: Documents with ids.
+    """
 
     def __init__(self, name: str, found: Mapping[str, list[str]], queries: Side, corpus: Side) -> None:
         self.name = name
@@ -195,7 +266,7 @@ class RankedRun:
         listed = sum(map(len, lists))
         if not any(self.lists):
             fix = "check the ids: they are those of the queries and of the corpus"
-            raise ArgumentError("mine", f"queries and documents of the run {name!r} among those given", "none", fix)
+            raise ArgumentError("mine", f"queries and documents of the run {name!r} that are in the data", "none", fix)
         missing = sum(row < 0 for rows in lists for row in rows)
         empty = sum(not rows for rows in self.lists)
         if missing or empty:
@@ -206,6 +277,7 @@ class RankedRun:
             )
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
+        """Return the first ``size`` documents of each query in the run, padded with -1."""
         rows = [self.lists[query][:size] for query in queries.tolist()]
         width = max(map(len, rows), default=0)
         return torch.tensor([[*each, *[-1] * (width - len(each))] for each in rows], dtype=torch.long).view(-1, width)

@@ -1,4 +1,4 @@
-"""Python files with distributions of the user's, named by the user: importing one registers them in the grammar."""
+"""Import Python files with the user's own distributions, named by the user: importing registers them in the grammar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from hardneg.io.functions import run_file
 
 
 def load_imports(paths: Iterable[str], who: str = "mine") -> None:
-    """Runs each file once, as it is now. Only for what a person has named: nothing in data or manifests gets here."""
+    """Run each file once, with its current content.
+
+    Only for files that a person has named: paths from data or manifests must not get here.
+
+    Args:
+        paths: Python files.
+        who: Function named in errors.
+
+    Raises:
+        FileError: If a file is missing or is no Python file.
+        ArgumentError: If a file raises an error when it runs.
+    """
     for path in map(Path, paths):
         if path.is_file() and path.suffix != ".py":
             raise FileError(who, "a Python file to import", path)

@@ -1,4 +1,9 @@
-"""From files to a miner: tables and embeddings are read, texts encoded, labels numbered."""
+"""From files to a ``Miner``: read tables and embeddings, encode texts, number labels.
+
+``load_problem`` reads queries, corpus and positives, ``embeddings`` adds their vectors from files,
+from the cache or from an encoder, and ``make_miner`` puts both together. Called in this order by
+``job.py``, and with a sample by ``estimate.py``; audits of mined files use parts of this module.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, spelled
+from hardneg.core.errors import ArgumentError, FileError, spelled
 from hardneg.core.types import Keys
 from hardneg.io.functions import load_function
 from hardneg.io.outputs import same_file
-from hardneg.io.tables import Table, aligned, column_of_vectors, holds_vectors, read_table, read_vectors
+from hardneg.io.tables import Table, aligned, column_names, column_of_vectors, holds_vectors, read_table, read_vectors
 from hardneg.mining.checks import check_directions, quotas_of, rule_of
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.encode import (
@@ -36,23 +41,67 @@ from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.judgements import numbered_both, read_grades
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
-from hardneg.mining.problem import Problem, Side, build_problem, documents_of_table, side_of_table, texts_of
+from hardneg.mining.problem import Problem, Side, build_problem, texts_of
 from hardneg.mining.search import Retriever, Search
+from hardneg.mining.table_columns import documents_of_table, side_of_table
 from hardneg.mining.table_values import checked_ids
 
 StageProgress = Callable[[str, int], Callable[[int], None]]
-"""(what is done, how many steps) -> call it with the number of steps done."""
+"""(name of a stage, number of steps) -> function to call with the number of steps done since its last call."""
 
 
 def quiet(what: str, steps: int) -> Callable[[int], None]:
+    """Show no progress; the default ``StageProgress``."""
     return lambda done: None
 
 
-def load_problem(options: MineOptions) -> Problem:
-    """Queries, corpus and positives from the files.
+def from_beir(options: MineOptions) -> MineOptions:
+    """Return the options with the files of a BEIR folder, if ``queries`` is such a folder.
 
-    Queries that are the corpus, row by row, are never their own negatives: where both come from one file, and where
-    two files of embeddings carry ids, by id.
+    A BEIR folder contains ``corpus.jsonl`` and ``queries.jsonl``, plain or compressed, and
+    ``qrels/{train,dev,test}.tsv``. Options that are given explicitly stay; the judgements are those
+    of the first split there is, in this order. Titles and texts of documents are joined.
+
+    Args:
+        options: Options whose ``queries`` may be a folder.
+
+    Raises:
+        FileError: If the folder has no judgements and none are given.
+    """
+    folder = Path(options.queries)
+    corpus, queries = (_beir_file(folder, name) for name in ("corpus", "queries"))
+    if not folder.is_dir() or corpus is None or queries is None:
+        return options
+    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the training split first
+    given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
+    if given is None:
+        raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
+    columns = options.columns
+    documents = options.corpus or str(corpus)
+    # column_names reads only the first line, and only some documents may have a title.
+    if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
+        columns = replace(columns, corpus="title+text")
+    return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
+
+
+def _beir_file(folder: Path, name: str) -> Path | None:
+    return next((path for suffix in (".jsonl", ".jsonl.gz") if (path := folder / f"{name}{suffix}").is_file()), None)
+
+
+def load_problem(options: MineOptions) -> Problem:
+    """Read queries, corpus and positives from the files.
+
+    If queries and corpus are the same rows, none is its own negative: if both come from one file,
+    or if two files of embeddings carry ids, by id.
+
+    Args:
+        options: Paths, columns and rules for labels and missing positives.
+
+    Returns:
+        Queries, documents and positives by row, with counts of everything that was skipped.
+
+    Raises:
+        ArgumentError: If columns, ids or positives are missing or contradict each other.
     """
     _check_all_are_read(options)
     table = None if holds_vectors(options.queries) else read_table(options.queries)
@@ -90,6 +139,7 @@ def load_problem(options: MineOptions) -> Problem:
 
 
 def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
+    """Return the documents; None if the positives are to be the corpus."""
     if same:
         given, own = options.corpus_embeddings, (options.query_embeddings, options.queries)
         if options.corpus is None or given is None or any(_same_file(given, one) for one in own):
@@ -105,20 +155,20 @@ def _corpus(options: MineOptions, queries: Side, same: bool) -> Side | None:
 
 
 def _check_all_are_read(options: MineOptions) -> None:
-    """Raises for a file that nothing would be read from."""
-    for name, path, beside in (
+    """Raise if embeddings are given twice for one side, so that one file would be ignored."""
+    for name, path, vectors_path in (
         ("queries", options.queries, options.query_embeddings),
         ("corpus", options.corpus, options.corpus_embeddings),
     ):
-        if path is not None and beside is not None and holds_vectors(path) and not _same_file(path, beside):
-            raise ArgumentError("mine", f"the embeddings of the {name} once", f"{path} and {beside}")
+        if path is not None and vectors_path is not None and holds_vectors(path) and not _same_file(path, vectors_path):
+            raise ArgumentError("mine", f"the embeddings of the {name} only once", f"{path} and {vectors_path}")
 
 
 def _are_the_same(options: MineOptions) -> bool:
-    """Whether queries and corpus are one file, in any spelling, and the same column of it."""
+    """Return whether queries and corpus are the same column of the same file, however its path is written."""
     if options.corpus is None:
-        beside = options.corpus_embeddings
-        return any(_same_file(beside, one) for one in (options.queries, options.query_embeddings))
+        vectors_path = options.corpus_embeddings
+        return any(_same_file(vectors_path, one) for one in (options.queries, options.query_embeddings))
     other = options.columns.corpus is not None and options.columns.corpus != options.columns.query
     return _same_file(options.corpus, options.queries) and not other
 
@@ -128,6 +178,7 @@ def _same_file(first: str | None, second: str | None) -> bool:
 
 
 def _side(table: Table | None, path: str, vectors_path: str | None, options: MineOptions, kind: str) -> Side:
+    """Return queries or documents from a table with optional vectors or, without a table, from a file of vectors."""
     columns = options.columns
     if table is None:
         vectors, ids = read_vectors(path, options.embedding_column)
@@ -135,7 +186,7 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
             return Side(range(len(vectors)), None, vectors)
         return Side(checked_ids(ids, "ids", kind, "mine"), None, vectors, own_ids=True)
     text, identity = (columns.query, columns.query_id) if kind == "queries" else (columns.corpus, columns.corpus_id)
-    label = columns.label if options.positive_label is None else None  # else of pairs
+    label = columns.label if options.positive_label is None else None  # otherwise they are labels of pairs
     side = side_of_table(table, text, identity, label, kind)
     if vectors_path is not None:
         vectors, ids = read_vectors(vectors_path, options.embedding_column)
@@ -152,7 +203,13 @@ def _side(table: Table | None, path: str, vectors_path: str | None, options: Min
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Vectors of the queries and of the corpus, and the keys of the encoders by which they are in the cache."""
+    """Vectors of queries and corpus.
+
+    Attributes:
+        vectors: Vectors of the queries [q, d] and of the documents [n, d].
+        keys: Cache keys of the encoders, by the name of what they encoded.
+        guide: Vectors of the guide model for queries [q, e] and documents [n, e], if there is one.
+    """
 
     vectors: tuple[Tensor, Tensor]
     keys: dict[str, str] = field(default_factory=dict)
@@ -160,12 +217,12 @@ class Embedded:
 
 
 def _empty(side: Side) -> list[bool]:
-    """Rows of empty texts, which are left out and need no vector."""
+    """Mark rows with empty texts, which are left out later and need no vector."""
     return [not text.strip() for text in side.texts or ()]
 
 
 def _with_stand_ins(values: list[Any], empty: list[bool]) -> list[Any]:
-    """Any vector for empty texts that have none."""
+    """Fill in any vector for empty texts that have none, so that the column is complete."""
     some = next((value for value in values if value), None)
     lacks = [skip and not value for value, skip in zip(values, empty, strict=False)]
     return [some if lack else value for value, lack in zip(values, lacks, strict=True)] if any(lacks) else values
@@ -178,13 +235,21 @@ def embeddings(
     progress: StageProgress,
     known: Mapping[str, str] | None = None,
 ) -> Embedded:
-    """Vectors of the queries and of the corpus, given or encoded, and those of the guide.
+    """Return the vectors of queries and corpus, given or encoded, and those of the guide.
 
-    ``known``: keys of encoders by which vectors are in the cache, so that no encoder is loaded.
-    Vectors of an encoder without a key are encoded again in each run, and kept for its own processes only.
+    Vectors of an encoder without a key are encoded again in each run, and kept only for the
+    processes of that run.
+
+    Args:
+        options: Model or encoder, prompts and cache.
+        problem: Queries and documents; their ``vectors`` are set.
+        engine: Where texts are encoded.
+        progress: Called for each side that is encoded.
+        known: Cache keys of the encoders from an earlier call; vectors are then read from the cache
+            and no encoder is loaded.
     """
     sides = (problem.queries, problem.corpus)
-    if options.search == "bm25":  # nothing is compared by vectors; one number stands for each
+    if options.search == "bm25":  # vectors are not compared; a single number replaces each
         return Embedded((torch.ones(len(sides[0]), 1), torch.ones(len(sides[1]), 1)))
     cache = Path(options.cache) if options.cache else Path(f"{options.out}.embeddings")
     keys = dict(known or {})
@@ -196,7 +261,7 @@ def embeddings(
             return vectors
         encoder = load()[number]
         if encoder.key is None and not known:
-            warn_not_reused(f"what {options.encoder or options.model} gives for the {name}")
+            warn_not_reused(f"The output of {options.encoder or options.model} for the {name}")
         keys[name] = keys.get(name) or encoder.key or key_of_this_run()
         return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
 
@@ -214,6 +279,11 @@ def embeddings(
 
 
 def load_encoders(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
+    """Load the encoders of queries and of documents that the options name.
+
+    Raises:
+        ArgumentError: If there are neither embeddings nor a model nor an encoder.
+    """
     device = options.device or device_of_rank()
     if options.model is not None:
         return encoders_of_model(
@@ -233,12 +303,20 @@ def load_encoders(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
 
 
 def load_guide(options: MineOptions) -> tuple[KeyedEncoder, KeyedEncoder]:
+    """Load the guide model's encoders of queries and of documents."""
     assert options.guide is not None
     device = options.device or device_of_rank()
     return encoders_of_model(options.guide, options.batch_size, device, cache_key=options.cache_key)
 
 
 def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Miner:
+    """Build the miner: vectors, labels, retrievers, rescorer and guide.
+
+    Args:
+        options: Rule and search.
+        problem: Queries, documents and positives.
+        embedded: Vectors of ``embeddings``.
+    """
     (queries, corpus), device = embedded.vectors, options.device or device_of_rank()
     if options.similarity == "cosine":
         check_directions("queries", queries)
@@ -272,7 +350,7 @@ def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Mi
     )
     own, others = problem.queries.labels, problem.corpus.labels
     labels: tuple[Tensor | None, Tensor | None] = (None, None)
-    if own is not None and others is not None:  # of any kind, as numbers; a missing one is like no other
+    if own is not None and others is not None:  # labels of any kind as numbers; a missing label equals no other
         labels = numbered_both("labels", own, others, (len(own), len(others)))
     return Miner(
         Keys(queries, torch.tensor(problem.own), labels[0]),

@@ -1,7 +1,12 @@
-"""`hardneg mine`: files in, files out. Pieces are kept as they are done, so that a killed run resumes.
+"""`hardneg mine`: mine files into files, in pieces, so that a killed run resumes where it stopped.
 
-The output and its manifest are made in OUT.work and put in place one after the other: the manifest holds the digest of
-the output, so that no reader takes those of two jobs for one. One process at a time works on an output.
+``run`` is the entry point, called by the command line. It reads the inputs (``inputs.py``),
+computes the stages (``stages.py``) on an engine (``engines/``), and writes the output and its
+manifest. Finished pieces are kept in OUT.work.
+
+The output and its manifest are made in OUT.work and moved into place one after the other. The
+manifest contains the digest of the output, so a reader never pairs the files of two jobs. One
+process at a time works on an output.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation, no_negatives
 from hardneg.mining.fusion import split_name
 from hardneg.mining.imports import load_imports
-from hardneg.mining.inputs import Embedded, StageProgress, embeddings, load_problem, make_miner, quiet
+from hardneg.mining.inputs import Embedded, StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
 from hardneg.mining.manifest import (
     check_unchanged,
     describe_inputs,
@@ -48,11 +53,11 @@ from hardneg.mining.manifest import (
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher
-from hardneg.mining.problem import Problem, from_beir
+from hardneg.mining.problem import Problem
 from hardneg.mining.search_depth import check_lists
 from hardneg.mining.stages import Files, Stage, Stages, chosen_pieces
 
-_ours = re.compile(
+_own_files = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
     r"|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}(\.[0-9a-f]{16})?\.npz"
 )
@@ -61,7 +66,16 @@ _names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "sea
 
 @dataclass(frozen=True)
 class Summary:
-    """What came out: for the terminal and for the manifest."""
+    """The outcome of a job, for the terminal and for the manifest.
+
+    Attributes:
+        counts: Numbers of queries, documents, duplicates, missing positives, negatives and so on.
+        explanation: Number of candidates that each factor removed, and why queries are short.
+        statistics: Mean and quantiles of the similarities of positives, negatives and random pairs.
+        rows_written: Rows of the output.
+        manifest: Path of the manifest.
+        recall: Measured recall of an approximate search; None for an exact one.
+    """
 
     counts: dict[str, int]
     explanation: Explanation
@@ -72,41 +86,57 @@ class Summary:
 
 
 def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None:
-    """Mines files into files; None on every rank but the first, and of a part. See docs/guides/mining.md."""
+    """Mine files into files, resuming a killed run of the same job.
+
+    See docs/guides/mining.md.
+
+    Args:
+        options: Inputs, rule, search and output.
+        progress: Called at the start of each stage; see ``StageProgress``.
+
+    Returns:
+        The summary; None on all ranks but the first, and for a part (``--part``) of a job.
+
+    Raises:
+        ArgumentError: If options contradict each other or the data.
+        FileError: If a file is missing or cannot be read.
+        DataChanged: If an input changes while it is mined.
+        InUse: If another process works on the same output.
+    """
     options = from_beir(options)
     check_options(options)
     check_work_folder(options.out)
     engine = engine_of(options)
     check_parts(options)
     try:
-        with _alone(options, engine):
-            summary = _run(options, engine, progress)
+        with _locked_output(options, engine):
+            summary = _run_locked(options, engine, progress)
     except PartDone:
         return None
     engine.leave()
     return summary
 
 
-def _alone(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
-    """The lock of this output; the first of several ranks holds it for all, and parts work side by side."""
+def _locked_output(options: MineOptions, engine: Engine) -> AbstractContextManager[None]:
+    """Lock the output; the first of several ranks holds the lock for all, and parts work side by side."""
     out = Path(options.out)
     if out.parent.exists() and not out.parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out.parent))
     out.parent.mkdir(parents=True, exist_ok=True)
     if not engine.first:
         return nullcontext()
-    fix = f"wait for it, or use another --out than {out}"
+    fix = f"wait until it ends, or use another --out than {out}"
     return locked(out.with_name(f".{out.name}.lock"), "mine", fix=fix, remove=True)
 
 
-def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summary | None:
+def _run_locked(options: MineOptions, engine: Engine, progress: StageProgress) -> Summary | None:
     if engine.first:
         recover(Path(options.out))
         _check_ours(options)
     sources = describe_inputs(options) if engine.first else {}
     stamps = stamps_of(options)
     problem = load_problem(options)
-    check_room(options, problem)
+    check_enough_candidates(options, problem)
     warn_of_ids(options, problem)
     check_disk_before(options, problem, Path(options.out).absolute().parent)
     embedded = embeddings(options, problem, engine, progress)
@@ -118,7 +148,7 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
     wanted = fingerprint(options, stamps, embedded, miner, engine)
     store = Files(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
-    _here[context] = Stages(miner, store)
+    _stages_here[context] = Stages(miner, store)
 
     def run_stage(stage: Stage) -> None:
         done = progress(_names[stage.kind], stage.pieces)
@@ -130,7 +160,7 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
     try:
         mined = miner.joined(chosen_pieces(miner, store, run_stage))
     finally:
-        del _here[context]
+        del _stages_here[context]
     summary: Summary | None = None
     if engine.first:
         check_unchanged(options, stamps)
@@ -144,8 +174,13 @@ def _run(options: MineOptions, engine: Engine, progress: StageProgress) -> Summa
 
 @dataclass(frozen=True)
 class Context:
-    """What a process needs to compute pieces of a job: the options, the keys of the encoders, the folder of pieces and
-    the job that they are of.
+    """The data that a process needs to compute pieces of a job.
+
+    Attributes:
+        options: The options, with absolute paths.
+        keys: Cache keys of the encoders, so that vectors are read from the cache and no encoder is loaded.
+        folder: Folder of the pieces.
+        job: Digest of the fingerprint of the job, part of the names of the pieces.
     """
 
     options: MineOptions
@@ -154,21 +189,26 @@ class Context:
     job: str
 
 
-_here: dict[Context, Stages] = {}
-"""The jobs of this process, which its forks inherit."""
+_stages_here: dict[Context, Stages] = {}
+"""Stages of the jobs of this process, which forked workers inherit."""
 
 
 def compute(context: Context, task: tuple[Stage, int]) -> None:
-    """Computes one piece and keeps it."""
-    if context not in _here:
-        _here.clear()
-        _here[context] = _stages_of(context)
-    stages, (stage, piece) = _here[context], task
+    """Compute one piece and store it; runs in any process, with the same result.
+
+    Args:
+        context: The job.
+        task: The stage and the number of the piece.
+    """
+    if context not in _stages_here:
+        _stages_here.clear()
+        _stages_here[context] = _stages_of(context)
+    stages, (stage, piece) = _stages_here[context], task
     stages.store.write(stage.name, piece, stages.perform(stage, piece))
 
 
 def _stages_of(context: Context) -> Stages:
-    """In another process: tables and vectors are read again, no encoder is loaded."""
+    """Set up the stages in another process: read tables and vectors again, without loading an encoder."""
     options = context.options
     load_imports(options.imports)
     problem = load_problem(options)
@@ -177,7 +217,7 @@ def _stages_of(context: Context) -> Stages:
 
 
 def _absolute(options: MineOptions) -> MineOptions:
-    """With paths that are right in any folder."""
+    """Return the options with absolute paths, valid in any working directory."""
     given = vars(options)
     models = [name for name in ("model", "guide", "cross_encoder") if given[name] and Path(given[name]).exists()]
     files = [name for name in (*inputs, "out", "cache") if given[name] is not None]
@@ -189,18 +229,27 @@ def _absolute(options: MineOptions) -> MineOptions:
 
 
 def _check_ours(options: MineOptions) -> None:
-    """Raises for an output or a manifest that no run of ours has written, or that was changed since."""
+    """Raise if the output or manifest to be replaced was not written by hardneg, or was changed since."""
     out, manifest = Path(options.out), manifest_of(options.out)
-    # A run that was killed between its output and its manifest has the manifest in its work folder.
+    # A run killed between moving output and manifest leaves the manifest in its work folder.
     manifests = (Path(f"{out}.work") / "manifest.json", manifest)
     check = partial(check_output, "mine", reads=[], overwrite=options.overwrite)
     check(out, is_ours=lambda: any(is_of(out, read_manifest(path, "mine")) for path in manifests))
     check(manifest, is_ours=lambda: "output" in read_manifest(manifest, "mine"))
 
 
-def check_room(options: MineOptions, problem: Problem) -> None:
-    """Warns where no query can have k negatives; raises if the format writes none with fewer, and for ranks that no
-    list of the retrievers has.
+def check_enough_candidates(options: MineOptions, problem: Problem) -> None:
+    """Check that the corpus and the candidate lists are large enough for k negatives.
+
+    Warns if no query can have k negatives.
+
+    Args:
+        options: The rule, the format and the search.
+        problem: Queries, corpus and positives.
+
+    Raises:
+        ArgumentError: If the format writes no row with fewer than k negatives, or if the expression
+            needs ranks that are beyond the lists of the retrievers.
     """
     if is_listed(options):
         sizes = options.candidates, len(retriever_names(options)), len(problem.corpus)
@@ -217,21 +266,23 @@ def check_room(options: MineOptions, problem: Problem) -> None:
         if options.format == "n-tuple":
             got = f"{given} where a query has at most {most} candidates, so that no row would be written"
             fix = f"use {written('mine', 'k', max(most, 1))} or {written('mine', 'format', 'triplet')}"
-            raise ArgumentError("mine", f"{spelled('mine', 'k')} negatives of some query for n-tuples", got, fix)
-        few = f"{given} is more than a query has candidates, {most} at most: every query gets fewer negatives."
+            raise ArgumentError(
+                "mine", f"{spelled('mine', 'k')} candidates for some query, to write n-tuples", got, fix
+            )
+        few = f"Queries have at most {most} candidates each, fewer than {given}: every query gets fewer negatives."
         warn_once(f"few candidates: {k} of {most}", few)
 
 
 def warn_of_ids(options: MineOptions, problem: Problem) -> None:
-    """Warns where a format for training has no texts to write."""
+    """Warn if a format for training is requested but there are no texts to write."""
     if options.format != "ids" and (problem.queries.texts is None or problem.corpus.texts is None):
         ids = written("mine", "format", "ids")
-        text = f"There are no texts, so the rows of {options.format} hold ids: use {ids}, or name tables with texts."
+        text = f"There are no texts, so the rows of {options.format} contain ids: use {ids}, or give tables with texts."
         warn_once(f"no texts: {options.format}", text)
 
 
 def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -> Path:
-    """The folder of finished pieces; those of another job or of other data are deleted."""
+    """Return the folder of finished pieces, after deleting those of another job or of other data."""
     work = Path(f"{options.out}.work")
 
     with (
@@ -248,33 +299,36 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -
 
 
 def check_work_folder(out: str) -> None:
-    """Raises if the folder for finished blocks holds what no run of ours has written: it would be thrown away."""
+    """Raise if OUT.work contains files that hardneg did not write, since the folder is deleted at the end."""
     work = Path(f"{out}.work")
     if not work.exists():
         return
-    others = [path.name for path in work.iterdir() if not _ours.fullmatch(path.name)] if work.is_dir() else [work.name]
+    others = (
+        [path.name for path in work.iterdir() if not _own_files.fullmatch(path.name)] if work.is_dir() else [work.name]
+    )
     if others:
         raise ArgumentError(
             "mine",
-            f"{work} for its own files while it works",
-            f"{sorted(others)[0]!r} there, which is not one",
+            f"the folder {work} for its own files only",
+            f"{sorted(others)[0]!r} in it, which it did not write",
             "move it away, or use another --out",
         )
 
 
 def _read_job(path: Path) -> Any:
-    """What the blocks were made of; None where that is not known."""
+    """Return the fingerprint of the job that the stored pieces belong to; None if it is unknown."""
     if not path.exists():
         return None
     try:
-        return read_json(path, "all of it is computed again", who="mine")
+        return read_json(path, "everything is computed again", who="mine")
     except Damaged as error:
         warn_once(f"damaged {path}", str(error))
         return None
 
 
 def _result(problem: Problem, miner: Miner, mined: Mined) -> Result:
-    # The pairs of the miner are sorted by row within a query; the problem's positives follow.
+    """Return the mined rows with the scores of the positives."""
+    # The miner sorts the positives of a query by row; sort those of the problem in the same way.
     problem.positives = [sorted(rows) for rows in problem.positives]
     query = torch.arange(len(problem.queries), device=miner.scorer.device)
     place, rows = miner.scorer.positives.of(query)
@@ -293,7 +347,7 @@ def _finish(
     embedded: Embedded,
     sources: dict[str, Any],
 ) -> Summary:
-    """Makes the output and its manifest in the work folder, then puts both in place."""
+    """Write the output and its manifest in the work folder, then move both into place."""
     result, explanation, device = _result(problem, miner, mined), mined.explanation, miner.scorer.device
     anchor = options.columns.query if options.columns.query and "+" not in options.columns.query else "anchor"
     layout = Layout(options.format, anchor, options.columns.positive or "positive", options.scores, options.ids)
@@ -304,11 +358,11 @@ def _finish(
         explanation.short_after(torch.from_numpy(result.rows))
     result = with_teacher(result, miner.scorer)
     if not has_rows(result, layout):
-        shutil.rmtree(work)  # its blocks are of no use to another rule or format
+        shutil.rmtree(work)  # its pieces are useless for another rule or format
         raise no_negatives(explanation, options.format, options.candidates if is_listed(options) else None)
     out = Path(options.out)
     staged = work / f"output{out.suffix.lower() if out.suffix.lower() in ('.parquet', '.jsonl') else ''}"
-    if staged.is_dir():  # of a run that was killed here
+    if staged.is_dir():  # left by a run that was killed while writing it
         shutil.rmtree(staged)
     written = write_output(staged, result, layout)
     counts = {**problem.counts, "negatives": int((result.rows >= 0).sum()), "rows_written": written}
@@ -338,7 +392,7 @@ def _finish(
 
 
 def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
-    """Similarities of positives, chosen negatives and random documents."""
+    """Return mean and quantiles of the similarities of positives, chosen negatives and 1000 random pairs."""
     random = torch.Generator().manual_seed(0)
     query = torch.randint(0, len(result.rows), (1000,), generator=random)
     rows = torch.randint(0, len(miner.scorer.corpus), (1000,), generator=random)
@@ -354,7 +408,7 @@ def _statistics(result: Result, miner: Miner) -> dict[str, dict[str, float]]:
 
 
 def _remove_partials(options: MineOptions) -> None:
-    """What killed runs of this job left half written among its embeddings; a shared cache is left alone."""
+    """Delete half-written embeddings of killed runs of this job; a shared cache is left alone."""
     if options.cache is None:
         for path in Path(f"{options.out}.embeddings").glob(".*.partial"):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What people know about queries and documents: judged pairs, and labels of any kind, for mining and for audits."""
+"""Human knowledge of queries and documents, for mining and audits: judged pairs, and labels of any kind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hardneg.io.tables import Table, read_table
 from hardneg.mining.table_values import checked_ids, key_of
 
 Tag = Tensor | NDArray[Any] | Sequence[Any]
+"""Labels or groups, one for each row."""
 
 _queries = ("query-id", "query_id", "qid", "query", "queryid", "topic")
 _documents = (
@@ -26,10 +27,18 @@ _grades = ("score", "relevance", "rel", "grade", "judgement", "judgment", "label
 
 
 def read_grades(path: str, who: str = "mine") -> list[tuple[float, str, str]]:
-    """(grade, query id, document id) of all judged pairs, the best grade first; ids as text.
+    """Read all judged pairs as (grade, query id, document id), best grade first; ids are texts.
 
-    Columns go by the usual names. A table of two columns without a grade holds relevant pairs only; of more columns one
-    must be the grade, so that pairs judged irrelevant are not taken for relevant ones.
+    Columns are found by their usual names. A table of two columns without a grade contains relevant
+    pairs only; with more columns, one must be the grade, so that pairs judged irrelevant are not
+    read as relevant.
+
+    Args:
+        path: Table of judgements (qrels).
+        who: Function named in errors.
+
+    Raises:
+        ArgumentError: If a column of ids or grades is missing, or if a grade is no number.
     """
     table = read_table(path, who)
     query, document, grade = _columns(list(table), path, who)
@@ -57,7 +66,7 @@ def _columns(names: list[str], path: str, who: str) -> tuple[str, str, str | Non
             who,
             f"a column of grades ({', '.join(_grades)}) in {path}",
             f"columns {names}",
-            "name it so, or leave only the two columns of ids if every pair is relevant",
+            "rename the column of grades, or keep only the two columns of ids if every pair is relevant",
         )
     return query, document, grade
 
@@ -77,12 +86,21 @@ def _numbers(table: Table, name: str, path: str, who: str) -> list[float]:
 def numbered_both(
     name: str, first: Tag, second: Tag, sizes: tuple[int, int], who: str = "mine"
 ) -> tuple[Annotated[Tensor, "n"], Annotated[Tensor, "m"]]:
-    """Two columns of labels as numbers, the same number for the same text: 1 in one file is "1" in another.
+    """Number two columns of labels so that equal texts get equal numbers: 1 in one file is "1" in another.
 
-    What is missing (None, NaN, an empty text, a number below 0) gets a number of its own, which no other row has.
+    A missing label (None, NaN, an empty text, a number below 0) gets a negative number that no
+    other row has.
 
-    >>> numbered_both("labels", ["cat", 1, None, None], ["1", 1.0, "dog"], (4, 3))
-    (tensor([ 0,  1, -4, -5]), tensor([1, 1, 2]))
+    Args:
+        name: Name of the labels in errors.
+        first: Labels of the first side [n].
+        second: Labels of the second side [m].
+        sizes: Numbers of rows, (n, m).
+        who: Function named in errors.
+
+    Example:
+        >>> numbered_both("labels", ["cat", 1, None, None], ["1", 1.0, "dog"], (4, 3))
+        (tensor([ 0,  1, -4, -5]), tensor([1, 1, 2]))
     """
     both = [*_listed(name, first, sizes[0], who), *_listed(name, second, sizes[1], who)]
     number: dict[str, int] = {}
@@ -112,5 +130,5 @@ def _is_missing(one: Any) -> bool:
 
 
 def _as_text(one: Any) -> str:
-    """1.0, which whole numbers become where some are missing, is 1."""
+    """Return a label as text; 1.0, which integers become if some are missing, is "1"."""
     return str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)

@@ -1,6 +1,7 @@
-"""OUT.manifest.json: how a mined file was made, from which files and with which encoder, each by its digest.
+"""The manifest OUT.manifest.json: inputs, options and encoder of a mined file, each with its digest.
 
-Nothing in it is run or written to: those who read it take the files that it names only where their content is the one
+It also contains the fingerprint by which a job recognises its own pieces. Nothing in a manifest is
+run or written to. Its readers (audits) use the files that it names only if their content is the one
 that was mined, and vectors only from a cache of that content.
 """
 
@@ -28,7 +29,7 @@ from hardneg.mining.options import MineOptions, given_inputs
 
 
 def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
-    """Path (from the folder of the output), size and digest of what a job reads."""
+    """Return path (relative to the folder of the output), size and digest of every input of a job."""
     folder = Path(options.out).resolve().parent
     return {
         name: {
@@ -42,7 +43,10 @@ def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
 
 
 def paths_read(options: MineOptions) -> dict[str, Path]:
-    """What a job reads, by name; runs, imported files and second models are never read from a manifest."""
+    """Return the paths that a job reads, by name.
+
+    Runs, imported files and second models are listed, but never read from a manifest.
+    """
     given = {f"run {name}": path for name, path in map(split_name, options.runs)}
     given |= {f"import {number}": path for number, path in enumerate(options.imports, 1)}
     models = {"guide": options.guide, "cross-encoder": options.cross_encoder}
@@ -51,26 +55,43 @@ def paths_read(options: MineOptions) -> dict[str, Path]:
 
 
 def read_manifest(path: Path, who: str) -> dict[str, Any]:
-    """The manifest, empty where there is none; raises ``Damaged`` if its checksum differs."""
+    """Return the manifest; empty if there is none.
+
+    Args:
+        path: Path of the manifest.
+        who: Function named in errors.
+
+    Raises:
+        Damaged: If its checksum differs.
+    """
     if not path.is_file():
         return {}
-    fix = "run the same `hardneg mine` again with --overwrite, or delete it to go by the mined file alone"
+    fix = "run the same `hardneg mine` again with --overwrite, or delete it to use the mined file alone"
     return read_json(path, fix, who=who)
 
 
 def is_of(out: Path, manifest: dict[str, Any]) -> bool:
-    """Whether the output is the one that the manifest was written with."""
+    """Return whether the manifest was written with this output."""
     return out.exists() and manifest.get("output") == digest_of_path(out)
 
 
-_large = 1 << 28  # bytes
+_large = 1 << 28  # bytes above which an input is stamped by its times instead of its content
 
 
 def fingerprint(
     options: MineOptions, stamps: dict[str, Any], embedded: Embedded, miner: Miner, engine: Engine
 ) -> dict[str, Any]:
-    """What must be the same for the pieces of a killed run to be used: the data, the options, the functions that they
-    name, and how queries and corpus were cut into blocks, which follows from the device.
+    """Return everything that must be equal for the pieces of a killed run to be used again.
+
+    It covers the data, the options, the functions that they name, and the blocks into which queries
+    and corpus were split, which depend on the device.
+
+    Args:
+        options: Options; those that do not affect the result are left out.
+        stamps: Stamps of the inputs, from ``stamps_of``.
+        embedded: Vectors with the keys of their encoders.
+        miner: Blocks, shards and device.
+        engine: Processes that must agree on the key of a function without one.
     """
     elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
     relevant = {name: value for name, value in asdict(options).items() if name not in elsewhere}
@@ -89,29 +110,33 @@ def fingerprint(
 def _key_of_rescore(options: MineOptions, rescore: str, engine: Engine) -> str:
     key = key_of_function(rescore, load_function(rescore, "mine"), options.cache_key)
     if key is None:
-        warn_not_reused(f"what {rescore} gives")
+        warn_not_reused(f"The output of {rescore}")
     return key or engine.agree(uuid.uuid4().hex)
 
 
 def digest(job: dict[str, Any]) -> str:
+    """Return a short digest of a fingerprint, part of the names of pieces."""
     return hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def stamps_of(options: MineOptions) -> dict[str, Any]:
-    """Of everything that a job reads, by name: what changes when it does."""
+    """Return, for every input of a job, a stamp that changes when its content does."""
     return {name: _stamp(path) for name, path in paths_read(options).items() if path.exists()}
 
 
 def check_unchanged(options: MineOptions, before: dict[str, Any]) -> None:
-    """Raises where an input was replaced while it was mined: it may have been read before and after."""
+    """Raise ``DataChanged`` if an input was replaced during mining: it may have been read before and after."""
     for name, stamp in stamps_of(options).items():
         if stamp != before.get(name):
-            got = f"another content of {paths_read(options)[name]} than at the beginning"
-            raise DataChanged("mine", "inputs that stay the same while it works", got, "run the same command again")
+            got = f"{paths_read(options)[name]}, which has changed since the start"
+            raise DataChanged("mine", "inputs that do not change during mining", got, "run the same command again")
 
 
 def _stamp(path: Path) -> Any:
-    """What changes when a file or folder does: its digest or, of a large one, which each part would read, the times."""
+    """Return the digest of a file or folder; for a large one, its sizes and modification times.
+
+    Each part of a job computes the stamps, and reading hundreds of megabytes each time would be slow.
+    """
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     states = [file.stat() for file in files]
     if sum(state.st_size for state in states) < _large:

@@ -1,14 +1,18 @@
-"""Mined negatives as training data: the formats and column names of sentence-transformers, or ids and scores.
+"""Write mined negatives as training data, in the formats and column names of sentence-transformers.
 
 - ``triplet``: anchor, positive, negative; one row for each positive and negative.
-- ``n-tuple``: anchor, positive, negative_1 ... negative_k; queries with fewer than k negatives are left out.
+- ``n-tuple``: anchor, positive, negative_1 ... negative_k; queries with fewer than k negatives are
+  left out.
 - ``labeled-pair``: anchor, positive (any document), label 1 or 0.
 - ``labeled-list``: anchor, positive (a list: the positive, then the negatives), labels.
 - ``ids``: query_id, positive_ids, negative_ids, scores and, with several retrievers, found_by.
 
-With scores, as there: ``scores`` beside triplets and n-tuples, ``score`` and ``scores`` instead of the labels. A
-cross-encoder's are in ``teacher_scores``, in any case. With ids: ``query_id`` and ``document_ids`` (``document_id`` of
-a labeled pair), in the order of the documents of the row, as scores are.
+With scores, as in sentence-transformers: ``scores`` in addition for triplets and n-tuples,
+``score`` and ``scores`` instead of the labels. Scores of a cross-encoder are always in
+``teacher_scores``. With ids: ``query_id`` and ``document_ids`` (``document_id`` of a labeled pair),
+in the order of the documents of the row, like scores.
+
+``columns_of`` returns the output in memory (for data sets), ``write_output`` writes it (for jobs).
 """
 
 from __future__ import annotations
@@ -42,25 +46,39 @@ _other_files = (
 
 @dataclass(frozen=True)
 class Result:
-    """What was mined, by row of the corpus, as NumPy arrays; positive_scores belong to positives laid end to end."""
+    """The mined negatives by row of the corpus, as NumPy arrays.
+
+    Attributes:
+        problem: Queries, documents and positives.
+        rows: Rows of the negatives [q, k], -1 where short.
+        scores: Scores of the negatives [q, k].
+        positive_scores: Scores of all positives, concatenated query by query [m].
+        found_by: Retrievers of each negative as bits [q, k].
+        retrievers: Names of the retrievers.
+        teacher: Scores of a cross-encoder for negatives [q, k] and positives [m], for distillation.
+    """
 
     problem: Problem
-    rows: NDArray[np.int64]  # [q, k], -1 where short
-    scores: NDArray[Any]  # [q, k]
-    positive_scores: NDArray[Any]  # [m]
-    found_by: NDArray[np.int64]  # [q, k], bits
+    rows: NDArray[np.int64]
+    scores: NDArray[Any]
+    positive_scores: NDArray[Any]
+    found_by: NDArray[np.int64]
     retrievers: tuple[str, ...]
-    teacher: tuple[NDArray[Any], NDArray[Any]] | None = None  # scores of a cross-encoder: [q, k], [m]
+    teacher: tuple[NDArray[Any], NDArray[Any]] | None = None
 
 
 JUDGED = "judged"
-"""Among the retrievers: documents that are judged irrelevant to the query."""
+"""Name, in ``found_by``, of the source of documents that are judged irrelevant to the query."""
 
 
 def with_judged_negatives(result: Result, score: Callable[[Tensor, Tensor], Tensor]) -> Result:
-    """The result with the documents judged irrelevant first, the most similar first, and then those that were mined.
+    """Return the result with documents judged irrelevant first, the most similar first, then the mined ones.
 
-    score: of pairs (query [m], row [m]). Lists keep their length: what is judged replaces the last mined ones.
+    Lists keep their length: judged documents replace the last mined ones.
+
+    Args:
+        result: Mined negatives, with judged ones in its problem.
+        score: Function that scores pairs of query [m] and row [m].
     """
     k, bit = result.rows.shape[1], 1 << len(result.retrievers)
     rows, scores, found_by = result.rows.copy(), result.scores.copy(), result.found_by.copy()
@@ -86,7 +104,15 @@ def with_judged_negatives(result: Result, score: Callable[[Tensor, Tensor], Tens
 
 @dataclass(frozen=True)
 class Layout:
-    """The format, the names of the columns, and whether scores and ids are written."""
+    """The format of the output, its column names, and whether scores and ids are written.
+
+    Attributes:
+        format: One of ``formats``.
+        anchor: Name of the column of queries.
+        positive: Name of the column of positives.
+        scores: Whether scores are written.
+        ids: Whether ids are written.
+    """
 
     format: str = "triplet"
     anchor: str = "anchor"
@@ -99,7 +125,7 @@ class Layout:
 
 
 def has_rows(result: Result, layout: Layout) -> bool:
-    """Whether anything will be written."""
+    """Return whether any row will be written."""
     found = result.rows >= 0
     if layout.format == "n-tuple":
         return bool(found.all(1).any())
@@ -107,13 +133,13 @@ def has_rows(result: Result, layout: Layout) -> bool:
 
 
 def columns_of(result: Result, layout: Layout) -> dict[str, list[Any]]:
-    """The whole output as columns."""
+    """Return the complete output as columns."""
     parts = list(chunks_of(result, layout))
     return {name: [value for part in parts for value in part[name]] for name in parts[0]}
 
 
 def chunks_of(result: Result, layout: Layout) -> Iterator[dict[str, list[Any]]]:
-    """The output as columns, some thousand queries at a time; at least one, maybe of no rows."""
+    """Yield the output as columns, some thousand queries at a time; at least one chunk, maybe without rows."""
     count = np.array([len(own) for own in result.problem.positives])
     end = count.cumsum()
     step = max(1, _rows_at_once // max(1, result.rows.shape[1]))
@@ -138,7 +164,16 @@ def _columns(
     scores: NDArray[Any],
     taught: NDArray[Any] | None = None,
 ) -> dict[str, list[Any]]:
-    """Rows for training. Of each positive: its query [m], itself and the negatives [m, 1 + k], and their scores."""
+    """Return rows for training, in columns.
+
+    Args:
+        problem: Texts and ids.
+        layout: Format and names.
+        query: Query of each positive [m].
+        documents: Rows of each positive and its negatives [m, 1 + k], -1 where short.
+        scores: Their scores [m, 1 + k].
+        taught: Scores of a cross-encoder [m, 1 + k].
+    """
     rows, one = OutputRows.of(layout.format, query, documents >= 0), layout.format == "labeled-pair"
     queries, names = (side.ids if side.texts is None else side.texts for side in (problem.queries, problem.corpus))
     owners = query[rows.place].tolist()
@@ -162,18 +197,30 @@ def _columns(
 
 
 class OutputRows(NamedTuple):
-    """The positive that each row begins with, [r], and the columns of its documents, [r, w]; -1: none."""
+    """The documents of each row of the output.
+
+    Attributes:
+        place: Position of the positive that each row belongs to [r].
+        column: Columns of its documents [r, w]: 0 is the positive, 1 to k the negatives, -1 none.
+    """
 
     place: NDArray[np.int64]
     column: NDArray[np.int64]
 
     @classmethod
     def of(cls, format: str, query: NDArray[np.int64], found: NDArray[np.bool_]) -> OutputRows:
+        """Return the rows of a format.
+
+        Args:
+            format: Format of the output.
+            query: Query of each positive [m].
+            found: Which of its documents exist [m, 1 + k].
+        """
         every = np.arange(found.shape[1])
         if format == "triplet":
             place, column = found[:, 1:].nonzero()
             return cls(place, np.column_stack([np.zeros_like(column), column + 1]))
-        if format == "labeled-pair":  # the negatives of a query once, after its positives
+        if format == "labeled-pair":  # each negative of a query once, after its positives
             again = np.diff(query, prepend=-1) == 0
             place, column = (found & ~(again[:, None] & (every > 0))).nonzero()
             order = np.lexsort((column > 0, query[place]))
@@ -182,13 +229,14 @@ class OutputRows(NamedTuple):
         return cls(place, np.where(found[place], every, -1))
 
     def values(self, matrix: NDArray[Any]) -> list[Any]:
-        """The list of each row; of rows with one document, its value."""
+        """Return the list of values of each row; for rows with one document, the value itself."""
         taken, some = matrix[self.place[:, None], self.column], self.column >= 0
         if self.column.shape[1] == 1 or some.all():
             return (taken[:, 0] if self.column.shape[1] == 1 else taken).tolist()  # type: ignore[no-any-return]
         return [row[kept].tolist() for row, kept in zip(taken, some, strict=True)]
 
     def named(self, documents: NDArray[np.int64], names: Sequence[Any]) -> list[Any]:
+        """Return names (texts or ids) instead of the rows of documents."""
         rows = self.values(documents)
         return [names[each] if isinstance(each, int) else [names[row] for row in each] for each in rows]
 
@@ -215,9 +263,12 @@ def _retrievers(bits: int, names: tuple[str, ...]) -> str:
 
 
 def write_output(path: Path, result: Result, layout: Layout) -> int:
-    """Writes the output, whole or not at all, and says how many rows.
+    """Write the output, complete or not at all, and return the number of rows.
 
-    ``.parquet``, ``.jsonl``; any other name is a folder for Hugging Face ``datasets``.
+    Args:
+        path: ``.parquet`` or ``.jsonl``; any other name is a folder for Hugging Face ``datasets``.
+        result: Mined negatives.
+        layout: Format and names.
     """
     write = {".parquet": _write_parquet, ".jsonl": _write_lines}.get(path.suffix.lower())
     if write is None:
@@ -228,7 +279,12 @@ def write_output(path: Path, result: Result, layout: Layout) -> int:
 
 
 def check_format(path: Path) -> None:
-    """Raises before the work for what would fail after it."""
+    """Raise before the work if the output could not be written after it.
+
+    Raises:
+        FileError: If the suffix is unknown, or if the path is something else than the format needs.
+        MissingExtra: If the library for the format is not installed.
+    """
     suffix = path.suffix.lower()
     if suffix in _other_files:
         raise FileError("mine", "an output that is .parquet, .jsonl or a folder", path)
@@ -240,7 +296,7 @@ def check_format(path: Path) -> None:
         return
     optional("datasets", "A folder as output", extra="text")
     if path.exists() and not (path / "dataset_info.json").exists():
-        raise FileError("mine", "a data set where it replaces a folder", path, "which is something else")
+        raise FileError("mine", "an output folder that is new or a saved data set", path, "which is another folder")
 
 
 def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
@@ -256,7 +312,7 @@ def _write_parquet(file: BinaryIO, result: Result, layout: Layout) -> int:
 
 
 def _tables(result: Result, layout: Layout) -> Iterator[Any]:
-    """The rows part by part, as Arrow tables of one schema."""
+    """Yield the rows in chunks, as Arrow tables of one schema."""
     pyarrow = optional("pyarrow", ".parquet", extra="text")
     schema = None
     for part in chunks_of(result, layout):
@@ -268,7 +324,7 @@ def _tables(result: Result, layout: Layout) -> Iterator[Any]:
 
 
 def _filled_schema(pyarrow: Any, schema: Any) -> Any:
-    """Types for columns that are empty in the first rows, which would otherwise be of no type; scores in float32."""
+    """Return the schema with types for columns that are empty in the first chunk, and scores in float32."""
     kinds = dict.fromkeys(("score", "scores", "teacher_scores"), pyarrow.float32())
     kinds |= dict.fromkeys(("label", "labels"), pyarrow.int64())
     fields = []
@@ -307,7 +363,7 @@ def _write_dataset(path: Path, result: Result, layout: Layout) -> int:
 
 @contextmanager
 def _without_bars(datasets: Any) -> Iterator[None]:
-    """Without the bar of the library, which it also writes to a log."""
+    """Hide the progress bar of the library, which it also writes to logs."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -318,8 +374,11 @@ def _without_bars(datasets: Any) -> Iterator[None]:
 
 
 def recover(path: Path) -> None:
-    """Puts a folder back that a killed run had moved away a moment before it put the new one there, and removes one
-    that it had replaced and not yet removed; only where the system cannot exchange the two at once.
+    """Repair a folder whose replacement was killed.
+
+    If a killed run had moved the old folder away before it moved the new one there, move it back;
+    if it had replaced the folder, delete the old one. Needed only if the system cannot exchange two
+    folders at once.
     """
     old = old_name(path)
     if old.exists() and not path.exists():

@@ -1,4 +1,7 @@
-"""Scores of (query, document) pairs of texts: a CrossEncoder, its path, or any function of pairs."""
+"""Scores of (query, document) text pairs: by a CrossEncoder, its path, or any function of pairs.
+
+Used for ``--cross-encoder`` and ``--rescore`` of jobs, and for ``cross_encoder=`` of ``mine_dataset``.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,17 @@ from hardneg.mining.corpus_scores import CorpusScorer, PairGuide
 from hardneg.mining.output import Result
 
 OfPairs = Callable[[list[tuple[str, str]]], Any]
+"""Function from a list of (query, document) texts to one score each."""
 
 
 def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> OfPairs:
-    """A function of pairs from a CrossEncoder, its path or name, or such a function."""
+    """Return a function of pairs from a CrossEncoder, its path or name, or such a function.
+
+    Args:
+        model: CrossEncoder, path, name or function.
+        batch_size: Number of pairs scored at a time.
+        device: Device of a model that is loaded here.
+    """
     if isinstance(model, str):
         cross_encoder = optional("sentence_transformers", "--cross-encoder", extra="text").CrossEncoder
         with loading_model("--cross-encoder", model):
@@ -33,20 +43,28 @@ def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> 
 
 @dataclass(frozen=True, eq=False)
 class PairScorer:
-    """The same by positions: one score for each query and row of the corpus."""
+    """Scores pairs by position: one score for each query and row of the corpus; a ``rescore`` function of ``mine``.
+
+    Attributes:
+        score: Function of text pairs.
+        queries: Texts of the queries.
+        corpus: Texts of the documents.
+        teaches: Whether its scores are written to the output, for distillation.
+    """
 
     score: OfPairs
     queries: Sequence[str]
     corpus: Sequence[str]
-    teaches: bool = False  # whether its scores are written, for distillation
+    teaches: bool = False
 
     def __call__(self, query: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """Return the scores of the pairs (query[i], rows[i]) [m]."""
         pairs = [(self.queries[q], self.corpus[r]) for q, r in zip(query.tolist(), rows.tolist(), strict=True)]
         return torch.as_tensor(np.asarray(self.score(pairs), dtype=np.float32)) if pairs else torch.zeros(0)
 
 
 def with_teacher(result: Result, scorer: CorpusScorer) -> Result:
-    """The result with the cross-encoder's scores of the chosen pairs, for distillation."""
+    """Return the result with the cross-encoder's scores of the chosen pairs, for distillation."""
     if getattr(scorer.rescore, "teaches", False):
         return replace(result, teacher=(result.scores, result.positive_scores))
     if not isinstance(scorer.guide, PairGuide):

@@ -1,4 +1,9 @@
-"""Which corpus rows belong to which query: positives given as ids in any of the usual shapes, kept as sorted pairs."""
+"""Which corpus rows are positives of which query: read from ids in any usual shape, kept as sorted pairs.
+
+``read_positives`` returns ``Pairs``, with ``RowsOf`` to find the row of an id. Used by the scorer
+of mining and by audits; ``as_one`` and ``numbered_ids`` prepare the arguments of ``hn.mine`` and
+``hn.audit``.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,19 @@ from hardneg.core.types import Keys, Names, hash_text, int_if_whole
 _distinct = "give each row its own id or drop the copies"
 _without_positive = "give the row or id of its document, or leave the query out"
 Positives = Tensor | Sequence[Any]
-"""Corpus ids: [q], [q, p] padded with -1, or one list per query."""
+"""Corpus ids of the positives: [q], [q, p] padded with -1, or one list per query."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """(query, row) pairs sorted by query, then by row; those of query i are ``rows[start[i]:start[i + 1]]``."""
+    """(query, row) pairs sorted by query, then by row.
+
+    The rows of query i are ``rows[start[i]:start[i + 1]]``.
+
+    Attributes:
+        start: First pair of each query, and the number of pairs [q + 1].
+        rows: Row of the corpus of each pair [m].
+    """
 
     start: Annotated[Tensor, "q+1"]
     rows: Annotated[Tensor, "m"]
@@ -31,12 +43,18 @@ class Pairs:
         return len(self.start) - 1
 
     def of(self, queries: Annotated[Tensor, "b"]) -> tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]:
-        """The pairs of these queries: position within ``queries``, and row."""
+        """Return the pairs of these queries: positions within ``queries`` [m] and rows [m]."""
         place, _, rows = self.columns(queries)
         return place, rows
 
     def columns(self, queries: Annotated[Tensor, "b"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The pairs of these queries: position within ``queries``, which of its pairs it is, and row; [m] each."""
+        """Return the pairs of these queries: positions within ``queries``, number within the query, and rows.
+
+        Example:
+            >>> pairs = as_pairs(torch.tensor([0, 0, 1]), torch.tensor([5, 2, 7]), num_queries=2)
+            >>> [each.tolist() for each in pairs.columns(torch.tensor([1, 0]))]
+            [[0, 1, 1], [0, 0, 1], [7, 2, 5]]
+        """
         begin = self.start[queries]
         count = self.start[queries + 1] - begin
         place = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
@@ -44,7 +62,12 @@ class Pairs:
         return place, column, self.rows[begin[place] + column]
 
     def padded(self, queries: Tensor, score: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """``score(positions within queries, rows)`` of the pairs of these queries, [b, p], and which are real."""
+        """Return a score for each pair of these queries, padded [b, p], and which of them are real.
+
+        Args:
+            queries: Positions of the queries [b].
+            score: Function of positions within ``queries`` [m] and rows [m] that returns scores [m].
+        """
         place, column, rows = self.columns(queries)
         values = score(place, rows)
         scores = values.new_zeros(len(queries), int(column.max()) + 1 if len(column) else 1)
@@ -53,26 +76,34 @@ class Pairs:
         return scores, real
 
     def count(self) -> Annotated[Tensor, "q"]:
+        """Return the number of pairs of each query."""
         return self.start.diff()
 
     def to(self, device: torch.device) -> Pairs:
+        """Return the pairs on a device."""
         return Pairs(self.start.to(device), self.rows.to(device))
 
 
 def as_pairs(query: Annotated[Tensor, "m"], row: Annotated[Tensor, "m"], num_queries: int) -> Pairs:
-    """Pairs in any order, repeated or not."""
+    """Return sorted pairs from pairs in any order, repeated or not.
+
+    Args:
+        query: Query of each pair [m].
+        row: Row of each pair [m].
+        num_queries: Number of queries.
+    """
     width = int(row.max()) + 1 if len(row) else 1
-    both = torch.unique(query * width + row)  # sorted by query, then row; ten times as fast as of two columns
+    both = torch.unique(query * width + row)  # sorted by query, then row; ten times faster than with two columns
     start = torch.zeros(num_queries + 1, dtype=torch.long)
     start[1:] = torch.bincount(both // width, minlength=num_queries).cumsum(0)
     return Pairs(start, both % width)
 
 
 def as_one(queries: Keys, corpus: Keys) -> tuple[Keys, Keys]:
-    """Queries without ids that are the vectors of the corpus get its ids, so that no row meets itself."""
+    """Give queries without ids that are the vectors of the corpus its ids, so that no row is its own negative."""
     first, second = queries.vectors, corpus.vectors
     alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
-    # The first rows first: on a GPU the comparison of all takes a byte for each number.
+    # Compare a few rows first: on a GPU the full comparison allocates a byte per number.
     if queries.ids is not None or not alike or not (torch.equal(first[:8], second[:8]) and torch.equal(first, second)):
         return queries, corpus
     ids = torch.arange(len(corpus), device=second.device) if corpus.ids is None else corpus.ids
@@ -80,14 +111,23 @@ def as_one(queries: Keys, corpus: Keys) -> tuple[Keys, Keys]:
 
 
 def numbered_ids(given: Any, names: Names | None) -> Any:
-    """Ids as ``read_positives`` takes them: arrays as tensors, and texts, as the corpus has them, as their numbers."""
-    given = given.to_numpy() if hasattr(given, "to_numpy") else given  # of pandas
+    """Return ids as ``read_positives`` accepts them: arrays as tensors, texts as the numbers of the corpus ids.
+
+    Args:
+        given: Ids in any shape, or a pandas column.
+        names: Texts that are the ids of the corpus, or None.
+
+    Raises:
+        ArgumentError: If the corpus has texts as ids and ``given`` has none, an unknown one or a
+            repeated one.
+    """
+    given = given.to_numpy() if hasattr(given, "to_numpy") else given  # a column of pandas
     if isinstance(given, np.ndarray):
         given = torch.from_numpy(given.astype(np.int64)) if given.dtype.kind in "iu" else given.tolist()
     if names is None:
         return given
     if isinstance(given, (Tensor, str)) or not hasattr(given, "__iter__"):
-        raise ArgumentError("mine", "texts as positives, as the ids of the corpus are", "others")
+        raise ArgumentError("mine", "texts as positives, like the ids of the corpus", type(given).__name__)
     known = Counter(names.tolist())
     if len(known) < len(names):
         got = f"id {known.most_common(1)[0][0]!r} more than once ({len(names) - len(known)} repeated in all)"
@@ -101,7 +141,16 @@ def numbered_ids(given: Any, names: Names | None) -> Any:
 
 
 def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> Pairs:
-    """Positives as pairs of query and corpus row; every id must be in the corpus."""
+    """Return positives as pairs of query and corpus row.
+
+    Args:
+        positives: Corpus ids: [q], [q, p] padded with -1, or one list per query.
+        num_queries: Number of queries q.
+        rows_of: Row of each id.
+
+    Raises:
+        ArgumentError: If the shape is another, or if an id is not in the corpus.
+    """
     query, ids = _flat(positives, num_queries)
     rows = rows_of(ids)
     if len(rows) and int(rows.min()) < 0:
@@ -116,7 +165,15 @@ def read_positives(positives: Positives, num_queries: int, rows_of: RowsOf) -> P
 
 
 class RowsOf:
-    """Ids to rows of the corpus; -1 where an id is not there."""
+    """Maps ids to rows of the corpus, -1 for unknown ids.
+
+    Args:
+        ids: Distinct ids of the corpus [n]; None if ids are row numbers.
+        num_rows: Number of rows n.
+
+    Raises:
+        ArgumentError: If ids are repeated.
+    """
 
     def __init__(self, ids: Tensor | None, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -134,6 +191,7 @@ class RowsOf:
                 )
 
     def __call__(self, ids: Annotated[Tensor, "m"]) -> Annotated[Tensor, "m"]:
+        """Return the row of each id [m]."""
         if self.sorted is None:
             return torch.where((ids >= 0) & (ids < self.num_rows), ids, -1)
         place = torch.searchsorted(self.sorted, ids).clamp(max=self.num_rows - 1)
@@ -146,7 +204,7 @@ def _flat(positives: Positives, num_queries: int) -> tuple[Tensor, Tensor]:
     if isinstance(positives, (str, bytes)) or not isinstance(positives, Sequence):
         raise argument_error("mine", "positives as corpus ids: a tensor or one list per query", "positives", positives)
     if len(positives) != num_queries:
-        raise ArgumentError("mine", f"positives of {num_queries} queries", f"{len(positives)} of them")
+        raise ArgumentError("mine", f"positives of {num_queries} queries", f"positives of {len(positives)}")
     lists = [[int_if_whole(one) for one in _as_list(each)] for each in positives]
     if wrong := next(((row, one) for row, own in enumerate(lists) for one in own if not _is_id(one)), None):
         fix = "give the corpus its ids, Keys(vectors, ids=texts)" if isinstance(wrong[1], str) else _without_positive

@@ -1,15 +1,24 @@
-"""From tables to what is mined: queries, corpus and positives, with a documented and counted rule for each oddity.
+"""Put queries, corpus and positives together, with a documented and counted rule for each irregularity.
 
 - Rows of queries with the same id (or, without ids, the same text) are one query with several positives.
-- Queries of the same text under several ids share their positives: none of these is a negative of that text.
-- Documents with the same text are one document, under the first of their ids: the text of a positive is never a
-  negative under another id, and no text is a negative twice.
+- Queries of the same text under several ids share their positives: none of these is a negative of
+  that text.
+- Documents with the same text are one document, under the first of their ids: the text of a
+  positive is never a negative under another id, and no text is a negative twice.
 - A document with the text of the query itself is never its negative.
-- Empty texts are left out; positives that point to them are not in the corpus, an error unless those are dropped.
-- A string where positives are meant is one positive, never a list of characters; one that writes out a list is refused.
-- Rows of another label than the one wanted are no positives; their documents are in the corpus, judged irrelevant.
-- Positives are ids or texts of the corpus; where some of the texts are not there, they are added to it.
-- Queries that are left without a positive are left out.
+- Empty texts are left out; positives that refer to them are missing in the corpus, an error unless
+  missing ones are dropped.
+- A string in a column of positives is one positive, never a list of characters; a string that
+  spells out a list is an error.
+- Rows with another label than the requested one are no positives; their documents are in the
+  corpus, judged irrelevant.
+- Positives are ids or texts of the corpus; if only some of the texts are in the corpus, the others
+  are added to it.
+- Queries without any positive are left out.
+
+``Side`` holds queries or documents, ``build_problem`` applies the rules and returns a ``Problem``.
+Called by ``inputs.py`` for files and by ``dataset.py`` for data sets; ``table_columns.py`` reads
+the sides from tables.
 """
 
 from __future__ import annotations
@@ -17,42 +26,47 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, FileError, spelled, warn_once, written
-from hardneg.io.pair_labels import ignored_label, label_column, split_by_label
-from hardneg.io.tables import Table, column_names, read_table
+from hardneg.core.errors import ArgumentError, spelled, warn_once, written
 from hardneg.mining.alignment import Alignment
-from hardneg.mining.options import Columns, MineOptions
-from hardneg.mining.table_values import RowNumbers, as_list, checked_ids, checked_texts, key_of, of_one_kind, row_in
-
-_query_ids = ("id", "_id", "query_id", "query-id", "qid", "queryid")
-_query_texts = ("query", "anchor", "question", "text", "sentence1", "image")
-_positives = ("positive", "positives", "pos", "positive_ids", "answer", "sentence2")
-_corpus_ids = ("id", "_id", "doc_id", "corpus_id", "corpus-id", "docid", "document_id", "pid", "passage_id")
-_corpus_texts = ("text", "document", "passage", "positive", "answer", "contents", "image")
+from hardneg.mining.table_values import RowNumbers, key_of, of_one_kind, row_in
 
 
 @dataclass
 class Side:
-    """Queries or documents: ids as they came, texts and embeddings where there are any, rows as in the file."""
+    """Queries or documents, in the order of their file.
+
+    Attributes:
+        ids: Ids as they were given; row numbers if there are none.
+        texts: Text of each row, if there are texts.
+        vectors: Embedding of each row [n, d], maybe a memory map.
+        labels: Class label of each row, for ``OtherLabel()``.
+        groups: Group of each row.
+        named: False if the ids are only row numbers.
+        own_ids: True if a file of embeddings contains the ids.
+    """
 
     ids: Sequence[Any]
     texts: list[str] | None = None
     vectors: Tensor | None = None
     labels: Sequence[Any] | None = None
     groups: Sequence[Any] | None = None
-    named: bool = True  # False where ids are only positions
-    own_ids: bool = False  # True where a file of embeddings carries the ids
+    named: bool = True
+    own_ids: bool = False
 
     def only(self, rows: list[int]) -> Side:
-        """Some of the rows; all of them share the vectors, which may lie on disk."""
+        """Return the side with some of the rows.
+
+        Args:
+            rows: Row numbers to keep; for all rows in order the vectors are shared, not copied,
+                since they may be on disk.
+        """
         if rows == list(range(len(self.ids))):
-            return replace(self)  # not itself: queries and documents get vectors of their own
+            return replace(self)  # a copy, since queries and documents get their vectors separately
         kept: dict[str, Any] = {}
         for name in ("ids", "texts", "labels", "groups"):
             column = getattr(self, name)
@@ -65,6 +79,11 @@ class Side:
 
 
 def texts_of(side: Side, who: str) -> list[str]:
+    """Return the texts of a side.
+
+    Raises:
+        ArgumentError: If there are only embeddings; ``who`` is named in the error.
+    """
     if side.texts is None:
         raise ArgumentError(who, "texts", "embeddings only")
     return side.texts
@@ -72,83 +91,25 @@ def texts_of(side: Side, who: str) -> list[str]:
 
 @dataclass
 class Problem:
-    """What is mined: positives by row of the corpus; ``own`` is the row of a query that is itself a document, or -1."""
+    """Queries, documents and positives by row, ready to be mined.
+
+    Attributes:
+        queries: One row for each query.
+        corpus: One row for each distinct document.
+        positives: Rows of the corpus that are positives, for each query.
+        own: Row of the corpus that is the query itself, or -1, for each query.
+        counts: Number of rows that each rule of this module applied to.
+        judged_negatives: Rows judged irrelevant, for each query; empty if there are none at all.
+        alignment: How close the positives are, once there are vectors.
+    """
 
     queries: Side
     corpus: Side
     positives: list[list[int]]
     own: list[int]
     counts: dict[str, int] = field(default_factory=dict)
-    judged_negatives: list[list[int]] = field(default_factory=list)  # of each query, or of none
-    alignment: Alignment | None = None  # of the positives, once there are vectors
-
-
-def side_of_table(
-    table: Table, text: str | None, identity: str | None, label: str | None, kind: str, who: str = "mine"
-) -> Side:
-    """Ids, texts and labels of a table, by the names given or the usual ones."""
-    texts, ids = (_query_texts, _query_ids) if kind == "queries" else (_corpus_texts, _corpus_ids)
-    names = text.split("+") if text else [name for name in texts if name in table][:1]
-    for name in [*names, *([identity] if identity else []), *([label] if label else [])]:
-        if name not in table:
-            raise ArgumentError(who, f"the column {name!r} in the {kind}", f"columns {sorted(table)}")
-    id_name = identity or next((name for name in ids if name in table), None)
-    size = len(next(iter(table.values())))
-    return Side(
-        list(range(size)) if id_name is None else checked_ids(table[id_name], id_name, kind, who),
-        checked_texts([table[name] for name in names], names, kind, who) if names else None,
-        labels=table[label] if label else None,
-        named=id_name is not None,
-    )
-
-
-@dataclass(frozen=True)
-class JudgedDocuments:
-    """Of each row of the queries its positives, the documents judged irrelevant, and how many pairs have no label."""
-
-    positives: list[list[Any]]
-    irrelevant: list[list[Any]]
-    unlabelled: int = 0
-
-
-def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any = None) -> JudgedDocuments | None:
-    """The documents of each row as lists; a single value is one. Those of another label than this are no positives."""
-    name = positive_name(table, columns.positive, needed)
-    if name is None:
-        return None
-    rows = [as_list(value, name, row) for row, value in enumerate(table[name])]
-    if label is None:
-        used = (name, columns.label, columns.query_id, *(columns.query or "").split("+"))
-        check_no_label_ignored("mine", table, used, name)
-        return JudgedDocuments(rows, [[] for _ in rows])
-    option = spelled("mine", "positive_label")
-    column = label_column(table, columns.label, "mine", spelled("mine", "label_column"))
-    return JudgedDocuments(*split_by_label(rows, table[column], label, "mine", option))
-
-
-def check_no_label_ignored(
-    who: str, table: Mapping[str, Sequence[Any]], used: Sequence[str | None], positives: str, otherwise: str = ""
-) -> None:
-    """Raises where a column that nothing reads may say that some pairs are no positives."""
-    ignored = ignored_label(table, used, positives)
-    if ignored is not None:
-        some = list(dict.fromkeys(str(value) for value in table[ignored]))[:4]
-        otherwise = otherwise or f"or {spelled(who, 'label_column')} if it is a class, or leave the column out"
-        fix = f"give {spelled(who, 'positive_label')}, the label of the positives, {otherwise}"
-        got = f"a column {ignored!r} ({', '.join(some)}), which is not read"
-        raise ArgumentError(who, "to know which pairs are positives", got, fix)
-
-
-def positive_name(table: Table, given: str | None, needed: bool) -> str | None:
-    """The column of positives: as named, or the first of a usual name."""
-    name = given or next((name for name in _positives if name in table), None)
-    if name is None or name not in table:
-        if given or needed:
-            fix = f"name it with {spelled('mine', 'positive_column')}, or give {spelled('mine', 'judgements')}"
-            what = f"a column of positives ({given or ', '.join(_positives)})"
-            raise ArgumentError("mine", what, str(sorted(table)), fix)
-        return None
-    return name
+    judged_negatives: list[list[int]] = field(default_factory=list)
+    alignment: Alignment | None = None
 
 
 def build_problem(
@@ -162,12 +123,21 @@ def build_problem(
     same: bool = False,
     drop_missing: bool = False,
 ) -> Problem:
-    """Puts queries, corpus and positives together.
+    """Put queries, corpus and positives together by the rules of this module.
 
-    positives: ids of documents or their texts, for each row of the queries; judged: (query id, document id) pairs.
-    irrelevant, judged_irrelevant: the same of documents that are judged irrelevant, which are verified negatives.
-    Without a corpus the texts of the rows are the corpus. ``same``: the queries are the corpus, row by row.
-    drop_missing: whether a positive that is nowhere in the corpus is left out and counted, or an error.
+    Args:
+        queries: Queries; several rows may belong to one.
+        corpus: Documents; None takes the texts of the positives as the corpus.
+        positives: Ids or texts of the positives, for each row of the queries.
+        judged: (query id, document id) pairs that are positives, too.
+        irrelevant: Ids or texts of documents judged irrelevant, for each row of the queries.
+        judged_irrelevant: (query id, document id) pairs of documents judged irrelevant.
+        same: Whether the queries are the corpus, row by row.
+        drop_missing: Whether positives that are missing in the corpus are dropped and counted,
+            instead of being an error.
+
+    Raises:
+        ArgumentError: If ids, texts or positives contradict each other, or if no query has a positive.
     """
     counts: dict[str, int] = {}
     given = [list(each) for each in positives] if positives is not None else [[] for _ in queries.ids]
@@ -175,7 +145,7 @@ def build_problem(
     both = [own + more for own, more in zip(given, others, strict=True)]
     if corpus is None:
         if positives is None:
-            raise ArgumentError("mine", "a corpus, or a column of positives to be the corpus", "neither")
+            raise ArgumentError("mine", "a corpus, or a column of positives to use as the corpus", "neither")
         corpus = _positives_as_corpus(both)
     documents, row_of = _documents(corpus, counts)
     row_of_positive = row_of
@@ -219,7 +189,7 @@ def build_problem(
 
 
 def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
-    """How many positives are missing, the first of them with its query, and a likely reason."""
+    """Return the error for missing positives: their number, the first with its query, and a likely reason."""
     query, one = missing[0]
     texts = corpus.texts or ()
     empty = not key_of(one).strip() or any(
@@ -230,7 +200,7 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
     got = f"{len(missing)} that are not, first {shown} of the query {query!r}{why}"
     leave = f"leave them out with {written('mine', 'missing_positives', 'drop')}"
     if {key_of(each) for _, each in missing} == {str(len(corpus))} and _are_rows(corpus):
-        # To leave the last one out would mine the others, each of them one row off.
+        # Advice to drop the missing one would leave all others one row off.
         fix = f"subtract 1 from the ids, which seem to be counted from 1: rows are numbered 0 to {len(corpus) - 1}"
     elif empty:
         fix = f"fill it in, or {leave}"
@@ -243,19 +213,19 @@ def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:
 
 
 def _are_rows(side: Side) -> bool:
-    """Whether the ids are only the numbers of the rows."""
+    """Return whether the ids are only row numbers."""
     return not side.own_ids and (isinstance(side.ids, range) or list(side.ids) == list(range(len(side))))
 
 
 def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
-    """Judgements of other queries may be those of another split, or of ids that do not match."""
+    """Warn of judgements of unknown queries: they belong to another split, or the ids do not match."""
     if unknown:
         names = list(dict.fromkeys(map(key_of, unknown)))
         shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
         warn_once(
             f"unknown queries: {len(unknown)} {shown}",
-            f"{len(unknown):,} of {judged:,} judgements are of {len(names):,} queries that are not among the queries "
-            f"({shown}), and are not used. That is right for another split; otherwise check the ids.",
+            f"{len(unknown):,} of {judged:,} judgements belong to {len(names):,} queries that are not in the data "
+            f"({shown}) and are ignored. That is expected for judgements of another split; otherwise check the ids.",
         )
 
 
@@ -267,6 +237,7 @@ def _finished(
     same: Mapping[str, int] | None,
     counts: Any,
 ) -> Problem:
+    """Return the problem without queries that have no positive, after sharing positives among equal texts."""
     rows, false = judged
     counts["queries_of_the_same_text"] = _share_positives(queries, first, rows)
     _share_positives(queries, first, false)
@@ -293,7 +264,7 @@ def _finished(
 
 
 def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> int:
-    """Gives queries of the same text each other's positives, and returns how many duplicates there are."""
+    """Give queries with the same text each other's positives, and return the number of duplicates."""
     of_text: dict[str, list[int]] = {}
     for group, row in enumerate(first):
         if queries.texts is not None:
@@ -307,8 +278,10 @@ def _share_positives(queries: Side, first: list[int], rows: list[list[int]]) -> 
 
 
 def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str, int]]:
-    """The corpus without copies and empty texts, and the row of every id."""
-    if isinstance(corpus.ids, range) and corpus.texts is None and len(corpus):  # vectors alone, of any number
+    """Return the corpus without duplicates and empty texts, and the row of every id."""
+    if (
+        isinstance(corpus.ids, range) and corpus.texts is None and len(corpus)
+    ):  # only vectors: no loop over maybe millions of rows
         counts.update(repeated_documents=0, copies_of_documents=0, empty_documents=0)
         return replace(corpus), RowNumbers(corpus.ids)
     row_of: dict[Any, int] = {}
@@ -340,7 +313,7 @@ def _documents(corpus: Side, counts: dict[str, int]) -> tuple[Side, Mapping[str,
 
 
 def _group_queries(queries: Side, counts: dict[str, int]) -> tuple[list[int], list[int]]:
-    """The query of each row, -1 for an empty text, and the first row of each query."""
+    """Return the query of each row (-1 for an empty text) and the first row of each query."""
     groups: list[int] = []
     first: list[int] = []
     where: dict[Hashable, int] = {}
@@ -371,6 +344,7 @@ def _same_vectors(side: Side, first: int, second: int) -> bool:
 
 
 def _positives_as_corpus(given: list[list[Any]]) -> Side:
+    """Return the distinct texts of the positives as the documents."""
     texts = list(dict.fromkeys(one for each in given for one in each))
     for row, one in ((row, one) for row, each in enumerate(given) for one in each if not isinstance(one, str)):
         flag = spelled("mine", "corpus")
@@ -382,10 +356,11 @@ def _positives_as_corpus(given: list[list[Any]]) -> Side:
 def _positives_by(
     given: list[list[Any]], documents: Side, row_of: Mapping[str, int], corpus: Side, counts: dict[str, int]
 ) -> tuple[Side, Mapping[str, int]]:
-    """Whether positives are ids or texts: ids if any is one; texts that the corpus lacks are added to it.
+    """Return the documents and the row of each positive, which may be given by id or by text.
 
-    Where none is an id and none a text of the corpus, they may be ids that were looked for in the wrong column: they
-    must not become documents.
+    Positives are ids if any of them is one; otherwise texts, and those that the corpus lacks are
+    added to it. If none is an id and none a text of the corpus, they may be ids of another column
+    and must not become documents: an error.
     """
     flat = [one for each in given for one in each]
     are_ids = corpus.named and any(key_of(one) in row_of for one in flat)
@@ -397,7 +372,7 @@ def _positives_by(
         raise ArgumentError(
             "mine",
             "positives that are ids or texts of the corpus",
-            f"none of {len(new)} there, such as {new[0][:60]!r}",
+            f"{len(new)} that are neither, such as {new[0][:60]!r}",
             (
                 "name the columns with --corpus-id-column and --corpus-column, or leave --corpus out "
                 "to take the positives as the corpus"
@@ -418,30 +393,8 @@ def _positives_by(
 
 
 def _with_texts(documents: Side, new: list[str]) -> Side:
-    """The corpus and further texts, whose ids are their texts, unless ids are only positions."""
+    """Return the corpus with further texts; their ids are their texts, or row numbers if the corpus has no ids."""
     assert documents.texts is not None
     ids = of_one_kind([*documents.ids, *new]) if documents.named else list(range(len(documents) + len(new)))
     labels = None if documents.labels is None else [*documents.labels, *[None] * len(new)]
     return Side(ids, [*documents.texts, *new], labels=labels, named=documents.named)
-
-
-def from_beir(options: MineOptions) -> MineOptions:
-    """The options with the files of the folder, where the queries are one and nothing else is named."""
-    folder = Path(options.queries)
-    corpus, queries = (_of(folder, name) for name in ("corpus", "queries"))
-    if not folder.is_dir() or corpus is None or queries is None:
-        return options
-    splits = (folder / "qrels" / f"{split}.tsv" for split in ("train", "dev", "test"))  # the one to train on first
-    given = options.judgements or next((str(path) for path in splits if path.is_file()), None)
-    if given is None:
-        raise FileError("mine", "qrels/train.tsv in a BEIR folder", folder, fix="name --judgements")
-    columns = options.columns
-    documents = options.corpus or str(corpus)
-    # The names are those of the first line, and only some of the documents may have a title.
-    if columns.corpus is None and ("title" in column_names(documents) or "title" in read_table(documents)):
-        columns = replace(columns, corpus="title+text")
-    return replace(options, queries=str(queries), corpus=documents, judgements=given, columns=columns)
-
-
-def _of(folder: Path, name: str) -> Path | None:
-    return next((path for suffix in (".jsonl", ".jsonl.gz") if (path := folder / f"{name}{suffix}").is_file()), None)

@@ -1,4 +1,8 @@
-"""How candidates are found: the options of a search. The search itself is ``hardneg.search.nearest``."""
+"""The options of a search: how candidates are found, and how much memory and how many blocks that takes.
+
+The search itself is in ``hardneg.search.nearest`` and ``candidates.py``. ``Search`` is public:
+users pass it to ``hn.mine``.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +14,72 @@ from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_among, check_count, check_counts
 
-_queries = {"cpu": 512, "cuda": 8192}
-_block_bytes = 20 << 20  # of products: what the caches of a CPU still help with
-_most_gpu_bytes = 2 << 30  # the same of a GPU
-_products_per_second = 2e10  # of one core, at least
+_query_blocks = {"cpu": 512, "cuda": 8192}
+_block_bytes = 20 << 20  # products of one block on a CPU; larger ones do not fit its caches
+_most_gpu_bytes = 2 << 30  # products of one block on a GPU, at most
+_products_per_second = 2e10  # multiplications of one core, a low estimate
 _seconds, _most_shards = 15.0, 256
 _memory, _gpu_share_of_memory = 2 << 30, 8
-most_numbers = 1 << 24  # of gathered vectors, held at a time
+most_numbers = 1 << 24
+"""Most numbers of gathered vectors held at a time."""
 
 
 class Retriever(Protocol):
-    """Another way to find candidates, for instance by words."""
+    """Another way to find candidates, such as BM25 or a stored run."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name that ``From`` and quotas use, such as ``"bm25"``."""
+        ...
 
     def __call__(self, queries: Annotated[Tensor, "b"], size: int) -> Annotated[Tensor, "b size"]:
-        """Rows of the corpus for these queries (positions), best first; -1 where there are no more."""
+        """Return the best ``size`` rows of the corpus for each of these queries.
+
+        Args:
+            queries: Positions of queries [b].
+            size: Number of candidates wanted for each.
+
+        Returns:
+            Rows of the corpus [b, size], best first, and -1 where there are no more.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Search:
-    """How candidates are found. ``"exact"``, or through FAISS ``"flat"``, ``"ivf"``, ``"hnsw"`` (extra ``ann``), or by
-    the retrievers of ``also`` alone.
+    """How candidates are found, and with which blocks and memory.
 
-    query_block, corpus_block: sizes of the blocks of one matrix product; 0 fits them to the device.
-    device: where the products run; None is where the corpus is.
-    num_probes: cells visited by ivf; hnsw keeps 16 times as many candidates.
-    cosine: vectors are taken at unit length, block by block.
-    also: other retrievers, whose candidates join the nearest ones. Then, and where candidates are rescored, each
-        retriever gives ``candidates`` of them.
-    fusion: in which order ``draw="top"`` takes the candidates of several retrievers: ``"rrf"``, reciprocal-rank fusion,
-        or ``"similarity"``. quotas: instead, how many of each: ``(("bm25", 2), ("embedding", 3))``. See fusion.py.
-    shards: parts of the corpus that are searched one by one and whose results are merged; the same negatives. 0: as
-        many as take about a quarter of a minute each.
-    precision: of the products that screen candidates: ``"float32"``, ``"bfloat16"``, or ``"auto"``, which takes
-        bfloat16 where tensor cores have it; the same negatives.
-    memory: bytes of one process for its blocks of scores and the lists of queries; with more queries than fit, the
-        corpus is read again for the next ones. Vectors that are given in memory, ids and texts come on top. 0: 2 GiB,
-        or an eighth of a GPU's memory if that is more.
+    Scores are exact, in float64, and so is every choice among them. Only a ring takes the scores of
+    its edges from float32 products: among copies of one vector, whose scores are equal, an edge may
+    then fall on another copy if the blocks differ.
 
-    Scores are exact, in float64, and so is every choice among them. Only a ring takes the scores of its edges from
-    float32 products: among copies of one vector, whose scores are equal, an edge may then fall on another copy where
-    the blocks are other ones.
+    Attributes:
+        kind: ``"exact"``; ``"flat"``, ``"ivf"`` or ``"hnsw"`` through FAISS (extra ``ann``); or
+            ``"also"``, only the retrievers of ``also``.
+        query_block: Queries of one matrix product; 0 fits them to the device.
+        corpus_block: Documents of one matrix product; 0 fits them to the device.
+        device: Device of the products; None is that of the corpus.
+        num_probes: Cells visited by ivf; hnsw keeps 16 times as many candidates.
+        candidates: Candidates of each retriever, where there are several or a rescorer.
+        cosine: Whether vectors are scaled to unit length, block by block.
+        also: Other retrievers, whose candidates join the nearest ones.
+        shards: Parts of the corpus that are searched one by one and merged, with the same
+            negatives; 0 makes them last about a quarter of a minute each.
+        precision: Precision of the products that screen candidates: ``"float32"``, ``"bfloat16"``,
+            or ``"auto"``, bfloat16 where tensor cores support it; the same negatives.
+        fusion: Order in which ``draw="top"`` takes the candidates of several retrievers: ``"rrf"``,
+            reciprocal-rank fusion, or ``"similarity"``.
+        quotas: Number of negatives of each retriever instead: ``(("bm25", 2), ("embedding", 3))``.
+            See ``fusion.py``.
+        memory: Memory budget of one process in bytes, for blocks of scores and lists of queries;
+            with more queries than fit, the corpus is read again for the next ones. Vectors held in
+            memory, ids and texts come on top. 0 means 2 GiB, or an eighth of a GPU's memory if that
+            is more.
+
+    Example:
+        >>> from hardneg.mining import mine
+        >>> mine([[2.0, 0.0]], [[1.0, 0.0], [3.0, 4.0]], [0], "Uniform()", 1, search=Search(cosine=True)).scores
+        tensor([[0.6000]])
     """
 
     kind: str = "exact"
@@ -82,26 +108,42 @@ class Search:
         check_counts("Search", self, "num_probes", "candidates")
 
     def blocks(self, device: torch.device, rows: int | None = None) -> tuple[int, int]:
-        """Queries and documents of one matrix product, for a corpus of so many rows."""
-        queries = self.query_block or _queries.get(device.type, 512)
+        """Return the number of queries and of documents of one matrix product.
+
+        Args:
+            device: Device that computes the products.
+            rows: Size of the corpus, if known: blocks are then small enough for the requested
+                number of shards.
+        """
+        queries = self.query_block or _query_blocks.get(device.type, 512)
         held = _block_bytes
         if device.type == "cuda":
             held = min(self.memory_on(device) // 8, _most_gpu_bytes)
         documents = max(1024, held // (4 * queries))
-        if rows is not None and self.shards > 1:  # as many shards as were wanted
+        if rows is not None and self.shards > 1:  # else a block could span several of the requested shards
             documents = min(documents, -(-rows // self.shards))
         return queries, self.corpus_block or documents
 
     def memory_on(self, device: torch.device) -> int:
+        """Return the memory budget of one process on this device, in bytes."""
         if self.memory or device.type != "cuda":
             return self.memory or _memory
         return max(_memory, torch.cuda.get_device_properties(device).total_memory // _gpu_share_of_memory)
 
     def most_scores(self, device: torch.device) -> int:
-        """Scores of one tile: several tensors of its size are held at a time."""
+        """Return the largest number of scores in one tile; several tensors of that size exist at a time."""
         return max(1, self.memory_on(device) // 64)
 
     def shards_for(self, queries: int, rows: int, dim: int, device: torch.device) -> int:
+        """Return the number of shards, so that each takes about 15 seconds on one CPU core.
+
+        Args:
+            queries: Number of queries.
+            rows: Number of documents.
+            dim: Dimension of the vectors.
+            device: Device that computes the products; other devices than CPUs search in one shard
+                by default.
+        """
         if self.shards or device.type != "cpu":
             return self.shards or 1
         seconds = 2.0 * queries * rows * dim / _products_per_second

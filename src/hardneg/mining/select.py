@@ -1,4 +1,8 @@
-"""From candidates to the k chosen: the factors one after another, then the k most similar or a seeded draw."""
+"""From candidates to the k chosen: apply the factors one after another, then take the most similar or draw.
+
+``select`` is called for each block of queries by ``stages.py``. ``Rule`` is public: the
+distribution with its draw.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +24,40 @@ from hardneg.search.draws import draw_at, gumbel_order
 from hardneg.search.topk import top_of_rows
 
 VectorsOf = Callable[[Tensor], Tensor]
+"""Rows of the corpus [...] -> their unit vectors [..., d]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidates of some queries, by row of the corpus; rows is None where the columns are the whole corpus."""
+    """Candidates for some queries.
 
-    scores: Scores | None  # None: the search has applied every factor, and the list is the support in its order
-    similarity: Annotated[Tensor, "b m"]  # before the temperature
+    Attributes:
+        scores: Scores as distributions see them; None if the search has applied every factor and
+            the list is the support in its order.
+        similarity: Similarities before the temperature [b, m].
+        rows: Rows of the corpus [b, m]; None if the columns are the whole corpus.
+        query: Positions among all queries [b], on which draws depend.
+        whole: True for queries without further candidates [b].
+        ordered: Whether the closest come first.
+        lists: Rows found by each of several retrievers [b, c].
+        key: Order of draw "top", largest first [b, m]; None orders by similarity.
+        quotas: Keys and numbers of the quotas.
+        left: Candidates left by the search after the guard and each factor [b, f].
+    """
+
+    scores: Scores | None
+    similarity: Annotated[Tensor, "b m"]
     rows: Annotated[Tensor, "b m"] | None
-    query: Annotated[Tensor, "b"]  # position among all queries: what a draw depends on
-    whole: Annotated[Tensor, "b"]  # True where no further candidate exists
-    ordered: bool = True  # closest first
-    lists: tuple[Annotated[Tensor, "b c"], ...] = ()  # rows found by each of several retrievers
-    key: Annotated[Tensor, "b m"] | None = None  # what draw "top" goes by, largest first; None: similarity
+    query: Annotated[Tensor, "b"]
+    whole: Annotated[Tensor, "b"]
+    ordered: bool = True
+    lists: tuple[Annotated[Tensor, "b c"], ...] = ()
+    key: Annotated[Tensor, "b m"] | None = None
     quotas: Quotas = ()
-    left: Annotated[Tensor, "b f"] | None = None  # how many the search left after the guard and after each factor
+    left: Annotated[Tensor, "b f"] | None = None
 
     def row_numbers(self) -> Tensor:
+        """Return the corpus row of each candidate [b, m]."""
         if self.rows is not None:
             return self.rows
         b, n = self.similarity.shape
@@ -46,17 +66,32 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What was chosen, and how many candidates were left after each step."""
+    """The choice for some queries.
 
-    slots: Annotated[Tensor, "b k"]  # column of the candidates, -1 where short
-    decided: Annotated[Tensor, "b"]  # False where looking at more candidates could change the choice
-    left: Annotated[Tensor, "b f"]  # how many candidates were at hand, and were left after each factor
-    copies: Annotated[Tensor, "b"]  # how many were passed over as copies of a negative taken before
+    Attributes:
+        slots: Columns of the chosen candidates [b, k], -1 where short.
+        decided: False where more candidates could change the choice [b].
+        left: Candidates at the start and after each factor [b, f].
+        copies: Candidates skipped as near-duplicates of a negative chosen before [b].
+    """
+
+    slots: Annotated[Tensor, "b k"]
+    decided: Annotated[Tensor, "b"]
+    left: Annotated[Tensor, "b f"]
+    copies: Annotated[Tensor, "b"]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What to choose: the distribution, how many, and by which draw."""
+    """What to choose: a distribution, how many negatives, and by which draw.
+
+    Attributes:
+        negatives: The distribution.
+        k: Number of negatives per query.
+        draw: ``"top"``, ``"gumbel"`` or ``"categorical"``.
+        seed: Seed of the draws.
+        near_negative: Cosine of near-duplicates of another negative; None keeps them.
+    """
 
     negatives: Negatives
     k: int
@@ -71,7 +106,13 @@ class Rule:
 
 
 def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selection:
-    """The k negatives of each query, by the rule, among these candidates."""
+    """Choose the k negatives of each query among its candidates, by the rule.
+
+    Args:
+        candidates: Candidates of a block of queries.
+        rule: Distribution, k and draw.
+        vectors_of: Unit vectors of corpus rows, for near-duplicates.
+    """
     if candidates.scores is None:
         assert candidates.left is not None
         assert candidates.rows is not None
@@ -92,10 +133,10 @@ def select(candidates: Candidates, rule: Rule, vectors_of: VectorsOf) -> Selecti
 
 
 def _weigh(scores: Scores, whole: Annotated[Tensor, "b"], rule: Rule) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    """The product's log-weights and the number left after each factor, and two flags per query.
+    """Return the log-weights of the product, the candidates left after each factor, and two flags per query.
 
-    ``exact``: every factor that looks at other candidates saw all those that it counts, so that further candidates
-    change no weight. ``complete``: no further candidate could pass.
+    ``exact``: every factor that looks at other candidates saw all those that it counts, so further
+    candidates change no weight. ``complete``: no further candidate could pass.
     """
     total = scores.candidates.new_zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER)
     exact, complete = torch.ones_like(whole), whole
@@ -113,7 +154,10 @@ def _weigh(scores: Scores, whole: Annotated[Tensor, "b"], rule: Rule) -> tuple[T
 
 
 def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """Columns of the support in the order in which they are taken; -1 behind the last. More than k for the guard."""
+    """Return columns of the support in the order in which they are taken, then -1.
+
+    More than k columns if near-duplicates are skipped afterwards.
+    """
     if rule.draw == "categorical":
         return _categorical(candidates, log_w, rule)
     b, m = log_w.shape
@@ -122,7 +166,7 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
         uniforms = uniform_of_pairs(rule.seed, candidates.query, candidates.row_numbers())
         return _padded(gumbel_order(log_w, uniforms, min(wanted, m)), rule.k)
     if candidates.ordered:
-        # Sorted already, closest first: the first of the support keep their order, also among equals.
+        # Already sorted, closest first: the support keeps this order, also among equal scores.
         columns = torch.arange(m, device=log_w.device).expand(b, m).masked_fill(log_w == NEVER, -1)
         return _padded(compacted(columns, wanted), rule.k)
     if candidates.quotas:
@@ -133,7 +177,7 @@ def _order(candidates: Candidates, scores: Scores, log_w: Tensor, rule: Rule) ->
 
 
 def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated[Tensor, "b k"]:
-    """K draws with replacement, the candidates taken in the order of their rows."""
+    """Return k draws with replacement; candidates are sorted by row, so the order of the search has no effect."""
     numbers = torch.arange(rule.k, device=log_w.device).expand(len(log_w), -1)
     uniforms = uniform_of_pairs(rule.seed, candidates.query, numbers)
     if candidates.rows is None or not log_w.shape[1]:
@@ -145,7 +189,7 @@ def _categorical(candidates: Candidates, log_w: Tensor, rule: Rule) -> Annotated
 
 
 def _without_copies(order: Tensor, rows: Tensor, rule: Rule, vectors_of: VectorsOf) -> tuple[Tensor, Tensor]:
-    """In the given order, passes over each candidate too similar to one already taken, until k are taken."""
+    """Skip each candidate too similar to one taken before, in the given order, until k are taken."""
     taken = torch.full((len(order), rule.k), -1, device=order.device)
     copies = torch.zeros(len(order), dtype=torch.long, device=order.device)
     pending = torch.arange(len(order), device=order.device)

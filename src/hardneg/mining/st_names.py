@@ -1,12 +1,13 @@
-"""The options of sentence-transformers' ``mine_hard_negatives`` as an expression of the grammar.
+"""Translate the options of sentence-transformers' ``mine_hard_negatives`` to an expression of the grammar.
 
     relative_margin, absolute_margin    BelowPositive(relative=..., absolute=...)
     max_score, min_score                AtMost(...), Threshold(...)
     range_min, range_max                Rank(range_min, range_max), after the others
     num_negatives, sampling_strategy    k; draw "top", or "gumbel" for "random", with a seed
 
-There, a list of range_max + the number of positives is cut before the filters, so that a query may be short although
-the corpus has more negatives. Here the filters come first: the negatives are the same where that list was long enough.
+sentence-transformers cuts a list of range_max + the number of positives before the filters, so a
+query may have too few negatives although the corpus has more. Here the filters come first: the
+negatives are the same if that list was long enough.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error, check_among, check_count
 from hardneg.negatives import Negatives
 
-_rule = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
-_ours = {"num_negatives": "k", "sampling_strategy": "draw"}
-_only_speed = ("use_faiss", "faiss_batch_size")
-_not_here = {
+_rule_options = ("range_min", "range_max", "max_score", "min_score", "absolute_margin", "relative_margin")
+_counterparts = {"num_negatives": "k", "sampling_strategy": "draw"}
+_speed_options = ("use_faiss", "faiss_batch_size")
+_unsupported = {
     "include_positives": "mine without it, and add the positives to a set for evaluation",
     "use_multi_process": "encode with several processes before, or use `torchrun -m hardneg mine`",
     "as_triplets": "use output_format",
@@ -30,7 +31,15 @@ _not_here = {
 
 @dataclass(frozen=True)
 class Translated:
-    """What to mine, and how many candidates a cross-encoder scores."""
+    """The translated options.
+
+    Attributes:
+        negatives: Distribution or its expression.
+        k: Number of negatives per query.
+        draw: How they are drawn.
+        candidates: Number of candidates that a cross-encoder scores.
+        use_faiss: Whether FAISS searches.
+    """
 
     negatives: Negatives | str
     k: int
@@ -42,17 +51,37 @@ class Translated:
 def translate(
     named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: str | None, most_positives: int
 ) -> Translated:
-    """The rule of either vocabulary; both together, and names that neither has, raise."""
+    """Return the rule given in either vocabulary.
+
+    Args:
+        named: Options of sentence-transformers by name.
+        negatives: Distribution in our vocabulary, or None.
+        k: Number of negatives in our vocabulary, or None.
+        draw: Draw in our vocabulary, or None.
+        most_positives: Largest number of positives of a query.
+
+    Raises:
+        ArgumentError: If both vocabularies are used, or an option has no counterpart here.
+        UnknownName: If a name is in neither vocabulary.
+
+    Example:
+        >>> translate({"range_min": 5, "max_score": 0.8}, None, None, None, 1).negatives
+        'AtMost(0.8) * Rank(5)'
+    """
     for name, value in named.items():
-        if name in _not_here and value:
-            raise ArgumentError("mine", f"no {name}", f"{name}={value!r}", _not_here[name])
-        if name not in (*_rule, *_ours, *_only_speed, *_not_here):
-            raise UnknownName(name, ["negatives", "k", "draw", *_rule, *_ours, *_only_speed])
+        if name in _unsupported and value:
+            raise ArgumentError("mine", f"no {name}", f"{name}={value!r}", _unsupported[name])
+        if name not in (*_rule_options, *_counterparts, *_speed_options, *_unsupported):
+            raise UnknownName(name, ["negatives", "k", "draw", *_rule_options, *_counterparts, *_speed_options])
     given = {name: value for name, value in named.items() if value is not None}
-    twice = [name for name in _rule if name in given and negatives is not None]
-    twice += [name for name, ours in _ours.items() if name in given and {"k": k, "draw": draw}[ours] is not None]
+    twice = [name for name in _rule_options if name in given and negatives is not None]
+    twice += [
+        name for name, ours in _counterparts.items() if name in given and {"k": k, "draw": draw}[ours] is not None
+    ]
     if twice:
-        raise ArgumentError("mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} too")
+        raise ArgumentError(
+            "mine", "an expression or the options of sentence-transformers", f"both ({twice[0]} and its counterpart)"
+        )
     k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
     for name in ("range_min", "range_max"):
         if name in given:
@@ -69,7 +98,7 @@ def translate(
 
 
 def _last_rank(given: dict[str, Any], k: int, most_positives: int) -> int:
-    """The range_max that sentence-transformers takes where none is given."""
+    """Return the range_max that sentence-transformers uses if none is given."""
     filters = any(name in given for name in ("absolute_margin", "relative_margin", "max_score"))
     return int(given.get("range_min", 0)) + (10 * k if filters else k) + most_positives
 

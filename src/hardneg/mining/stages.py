@@ -1,11 +1,15 @@
-"""Mining as stages, each a map over pieces that any process may compute, again and in any order, with the same result.
+"""Mining as stages: maps over pieces that any process may compute in any order, with the same result.
 
-    bounds    what the factors need to know of whole rows, where they do: a piece for each shard of the corpus
-    settled   the shards' bounds merged: a piece for each block of queries
-    lists     a shard against all queries: the nearest candidates that may be negatives
-    chosen    the shards' lists merged, and the negatives chosen from them: a piece for each block of queries
+    bounds    statistics of whole rows that some factors need: one piece for each shard of the corpus
+    settled   the bounds of all shards, merged: one piece for each block of queries
+    lists     the nearest candidates of all queries in a shard: one piece for each shard
+    chosen    the lists of all shards, merged, and the negatives chosen: one piece for each block of queries
 
-A stage reads each shard once. Queries whose lists were too short go through another attempt, with longer lists.
+A stage reads each shard once, and a piece may be computed twice without harm. Queries whose lists
+were too short go through another attempt with longer lists.
+
+``chosen_pieces`` decides which stages run, ``Stages`` computes a piece, and a ``Store`` keeps
+pieces: in memory for ``Miner.mined``, in files (``Files``) for jobs.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -23,7 +30,9 @@ import torch
 from torch import Tensor
 
 from hardneg.core.bounds import Bound, Bounds, State, Window, finish, left_by, reduce_rows
-from hardneg.io.arrays import Array
+from hardneg.io.arrays import Array, names_in_npz, read_member
+from hardneg.io.files import run_again, write_atomically
+from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.checks import check_vectors
 from hardneg.mining.corpus_scores import ModelVectors
 from hardneg.mining.edges import WindowEdges, count_bytes, finished, is_wide, narrowed, start_edges
@@ -34,20 +43,25 @@ from hardneg.search.nearest import Nearest, merged
 
 if TYPE_CHECKING:
     from hardneg.mining.engine import Miner
-import os
-import zipfile
-from pathlib import Path
-
-from hardneg.io.arrays import names_in_npz, read_member
-from hardneg.io.files import run_again, write_atomically
-from hardneg.io.sealed import is_whole, sealing
 
 PieceArrays = Mapping[str, Array]
+"""The arrays of a piece by name."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One map: what is computed, for which attempt, and in how many pieces."""
+    """One map over pieces; two stages with the same name compute the same pieces.
+
+    Attributes:
+        kind: ``"queries"``, ``"bounds"``, ``"settled"``, ``"lists"`` or ``"chosen"``.
+        attempt: Number of the attempt and of the group of queries, such as ``"0.2"``.
+        size: Candidates in each list; None for whole rows of scores.
+        filtered: Whether the leading factors are applied during the search.
+        pieces: Number of pieces.
+        factor: Number of the factor whose bounds are computed.
+        level: Pass over the bytes of the scores that bounds of wide windows need.
+        before: Name of the stage that contains the bounds found so far.
+    """
 
     kind: str
     attempt: str
@@ -56,15 +70,16 @@ class Stage:
     pieces: int = 0
     factor: int = 0
     level: int = 0
-    before: str | None = None  # the stage that has the bounds found so far
+    before: str | None = None
 
     @property
     def name(self) -> str:
+        """Name of the stage in files: attempt, kind, factor and level."""
         return f"{self.attempt}-{self.kind}.{self.factor}.{self.level}"
 
 
 class Store:
-    """Where pieces are kept: here in the memory of one process."""
+    """Pieces of a job, kept in the memory of one process."""
 
     in_memory = True
 
@@ -72,30 +87,43 @@ class Store:
         self.pieces: dict[tuple[str, int], PieceArrays] = {}
 
     def read(self, stage: str, piece: int) -> PieceArrays:
+        """Return the arrays of a piece."""
         return self.pieces[stage, piece]
 
     def write(self, stage: str, piece: int, content: PieceArrays) -> None:
+        """Store the arrays of a piece."""
         self.pieces[stage, piece] = content
 
     def has(self, stage: str, piece: int) -> bool:
+        """Return whether a piece is stored."""
         return (stage, piece) in self.pieces
 
     def drop(self, beginning: str) -> None:
-        """The pieces of stages whose names begin so are not needed any more."""
+        """Delete the pieces of stages whose names have this prefix: they are not needed any more."""
         self.pieces = {key: piece for key, piece in self.pieces.items() if not key[0].startswith(beginning)}
 
 
 RunStage = Callable[[Stage], None]
-"""Computes the pieces of a stage that are not there yet."""
+"""Computes the pieces of a stage that are missing."""
 
 
 def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceArrays]:
-    """Goes through the stages until every query is decided; yields what was chosen, block by block."""
+    """Run the stages until every query is decided, and yield the chosen negatives of each block of queries.
+
+    Args:
+        miner: The shared state.
+        store: Where pieces are kept; pieces of a killed run are used again.
+        run: Function that computes the missing pieces of a stage, here or in other processes.
+
+    Yields:
+        Arrays of the stage ``chosen``: query [b], rows, scores and found_by [b, k], decided [b],
+            and the counts left and removed [b, f] for each step.
+    """
     if not store.has("pilot", 0):
         store.write("pilot", 0, {"filter_first": np.array(miner.needs_filters())})
     filter_first = bool(store.read("pilot", 0)["filter_first"])
     pending = np.arange(len(miner.scorer.queries))
-    held = len(miner.finder.shards) if store.in_memory else 1  # shards whose lists are in memory
+    held = len(miner.finder.shards) if store.in_memory else 1  # number of shards whose lists are in memory at a time
     for number, (size, filtered) in enumerate(miner.finder.attempts(filter_first)):
         undecided = [pending[:0]]
         step, groups = miner.finder.at_once(size, held), itertools.count()
@@ -103,7 +131,7 @@ def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceAr
             attempt = Stage("queries", f"{number}.{next(groups)}", size, filtered)
             if not store.has(attempt.name, 0):
                 store.write(attempt.name, 0, {"query": pending[:step]})
-            # A killed run of another version may have taken fewer or more.
+            # The pieces of a killed run are used as they are, even if it grouped the queries differently.
             queries = len(store.read(attempt.name, 0)["query"])
             pending = pending[queries:]
             last = _run_attempt(miner, store, run, attempt, queries)
@@ -119,10 +147,10 @@ def chosen_pieces(miner: Miner, store: Store, run: RunStage) -> Iterator[PieceAr
 
 
 def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, queries: int) -> Stage:
-    """Runs the stages of one attempt and returns the last."""
+    """Run the stages of one attempt and return the last."""
     finder, before = miner.finder, None
     blocks = -(-queries // finder.block(attempt.size))
-    if finder.swept:
+    if finder.applies_all_factors:
         before = _run_bounds(miner, store, run, attempt, blocks)
     if finder.searched:
         run(replace(attempt, kind="lists", pieces=len(finder.shards), before=before))
@@ -132,7 +160,7 @@ def _run_attempt(miner: Miner, store: Store, run: RunStage, attempt: Stage, quer
 
 
 def _run_bounds(miner: Miner, store: Store, run: RunStage, attempt: Stage, blocks: int) -> str | None:
-    """Finds the bounds of all factors, left to right; the name of the stage that has them."""
+    """Find the bounds of all factors from left to right, and return the name of the stage that contains them."""
     if miner.short_rows:
         stage = replace(attempt, kind="settled", pieces=blocks)
         run(stage)
@@ -154,7 +182,12 @@ def _run_bounds(miner: Miner, store: Store, run: RunStage, attempt: Stage, block
 
 
 class Stages:
-    """Computes pieces from the pieces of earlier stages."""
+    """Computes pieces from the pieces of earlier stages.
+
+    Args:
+        miner: The shared state: scorer, finder and rule.
+        store: Where earlier pieces are read from.
+    """
 
     def __init__(self, miner: Miner, store: Store) -> None:
         self.miner, self.store = miner, store
@@ -162,6 +195,13 @@ class Stages:
         self.factors = miner.rule.negatives.factors
 
     def perform(self, stage: Stage, piece: int) -> PieceArrays:
+        """Compute one piece.
+
+        Args:
+            stage: The stage.
+            piece: A shard of the corpus for ``bounds`` and ``lists``, a block of queries for
+                ``settled`` and ``chosen``.
+        """
         try:
             return {"bounds": self._bounds, "settled": self._settled, "lists": self._lists, "chosen": self._chosen}[
                 stage.kind
@@ -179,7 +219,7 @@ class Stages:
         low, high = self.finder.shards[shard]
         size = min(stage.size, high - low)
         for b, query in enumerate(self._blocks(stage)):
-            bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.swept else None
+            bounds = self._known(stage, b, query, len(self.factors))[0] if self.finder.applies_all_factors else None
             lists.append(self.finder.running(query, size, stage.filtered, bounds))
         for low, high in self._documents(stage, shard):
             documents = DocumentBlock.of(self.corpus, low, high, bfloat16=self.miner.bfloat16)
@@ -198,7 +238,7 @@ class Stages:
         return piece
 
     def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
-        """The blocks of a shard: larger ones where the kernel writes one number for a group of documents."""
+        """Return the blocks of a shard: larger ones where the kernel writes one number per group of documents."""
         low, high = self.finder.shards[shard]
         by_groups = self.miner.bfloat16 and runs_in_triton(self.scorer.device) and not stage.filtered
         step = self.corpus.block * (GROUP if by_groups else 1)
@@ -216,7 +256,7 @@ class Stages:
         return {name: column.cpu().numpy() for name, column in zip(names, columns, strict=True)}
 
     def _found(self, stage: Stage, block: int) -> tuple[Nearest, Tensor | None]:
-        """The lists of a block of queries, from all shards."""
+        """Merge the lists of a block of queries from all shards."""
         assert stage.size is not None
         best: Nearest | None = None
         counts = []
@@ -234,7 +274,7 @@ class Stages:
         return torch.from_numpy(array).to(self.scorer.device)
 
     def _bounds(self, stage: Stage, shard: int) -> PieceArrays:
-        """States of the bounds of one factor; of a wide window, how many candidates have each next byte."""
+        """Compute the bounds of one factor in a shard; for a wide window, the histogram of the next byte."""
         blocks, i = self._blocks(stage), stage.factor
         declared = self.factors[i].bounds()
         known = [self._known(stage, b, query, i) for b, query in enumerate(blocks)]
@@ -262,7 +302,7 @@ class Stages:
         }
 
     def _settled(self, stage: Stage, block: int) -> PieceArrays:
-        """The bounds of the factors up to this one; ``open`` where a wide window needs another pass."""
+        """Merge the bounds of a factor over shards; ``open`` is true if a wide window needs another pass."""
         query = self._blocks(stage)[block]
         if self.miner.short_rows:
             bounds = bounds_of(self.scorer, query, self.factors, (0, len(self.corpus)))
@@ -289,7 +329,7 @@ class Stages:
         return _packed(bounds, still_open)
 
     def _states(self, stage: Stage, block: int) -> Iterator[dict[str, State]]:
-        """The states of a block of queries, shard by shard."""
+        """Yield the states of a block of queries, shard by shard."""
         for shard in range(len(self.finder.shards)):
             piece = self.store.read(replace(stage, kind="bounds").name, shard)
             found: dict[str, State] = {}
@@ -302,15 +342,16 @@ class Stages:
     def _known(
         self, stage: Stage, block: int, query: Tensor, number: int
     ) -> tuple[list[Bounds], dict[str, WindowEdges]]:
-        """The bounds of the first factors, as far as earlier stages found them, and edges that are still open."""
+        """Return the bounds of the first factors, as far as earlier stages found them, and edges still open."""
         bounds: list[Bounds] = []
         edges: dict[str, WindowEdges] = {}
         if stage.before is not None:
             bounds, edges = _unpacked(self.store.read(stage.before, block), self.scorer.device)
-        # The others are without bounds, or with bounds of the positives.
+        # The other factors need no bounds, or bounds of the positives only, which are cheap.
         return bounds + bounds_of(self.scorer, query, self.factors[len(bounds) : number]), edges
 
     def _dtype(self, window: Window) -> torch.dtype:
+        """Return the dtype of the scores whose ranks a window counts: those of the guide or of the vectors."""
         guide = self.scorer.guide
         return guide.corpus.dtype if window.by == "guide" and isinstance(guide, ModelVectors) else self.corpus.dtype
 
@@ -321,7 +362,7 @@ def _merged(bound: Bound, first: State, second: State) -> State:
 
 def _packed(bounds: list[Bounds], edges: Mapping[str, WindowEdges]) -> PieceArrays:
     file = io.BytesIO()
-    # This layout stays: a job that an earlier version began is resumed from its pieces.
+    # Plain tuples, because torch.load(weights_only=True) refuses other classes.
     torch.save((bounds, {name: (tuple(each[:-1]), each.level) for name, each in edges.items()}), file)
     return {"bounds": np.frombuffer(file.getvalue(), dtype=np.uint8), "open": np.array(bool(edges))}
 
@@ -333,10 +374,16 @@ def _unpacked(piece: PieceArrays, device: torch.device) -> tuple[list[Bounds], d
 
 
 def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Tensor]:
-    """How many were left at hand and after each step, and how many each step removed.
+    """Return the number of candidates left after each step, and the number that each step removed.
 
-    ``seen`` counts at hand, after the guard, and after the factors that were applied inside the search, there over
-    whole rows; the later factors counted the candidates of the list.
+    Args:
+        seen: Candidates at the start, after the guard near the positives, and after each factor
+            applied during the search, which counts whole rows [b, 2 + applied].
+        chosen: The selection, whose later factors counted only the candidates of the list.
+
+    Returns:
+        Left [b, 2 + factors] and removed [b, 2 + factors]; the last column of removed are copies of
+        other negatives.
     """
     listed = chosen.left[:, seen.shape[1] - 1 :]
     last = chosen.left[:, seen.shape[1] - 2 : seen.shape[1] - 1]
@@ -345,12 +392,16 @@ def steps(seen: Annotated[Tensor, "b f"], chosen: Selection) -> tuple[Tensor, Te
 
 
 _most_open = 512
+"""Files that a store keeps open at a time; half the usual limit of a process."""
 
 
 class Files(Store):
     """The store of a job: a folder with one .npz file for each piece.
 
-    ``job`` is in their names: a part that was begun with other data and still runs leaves no piece to this job.
+    Args:
+        folder: Folder of the pieces.
+        job: Digest of the job, part of the file names: a part that was started with other data and
+            still runs cannot leave a piece to this job.
     """
 
     in_memory = False
@@ -360,11 +411,13 @@ class Files(Store):
         self._open: dict[Path, StoredPiece] = {}
 
     def path(self, stage: str, piece: int) -> Path:
+        """Return the file of a piece."""
         return self.folder / f"{stage}-{piece:06d}{f'.{self.job}' if self.job else ''}.npz"
 
     def read(self, stage: str, piece: int) -> PieceArrays:
+        """Return the arrays of a piece, each read from the open file when it is used."""
         path = self.path(stage, piece)
-        if self._owner != os.getpid():  # a fork shares the offsets of open files with its parent
+        if self._owner != os.getpid():  # a fork shares file offsets with its parent, so it reopens its files
             self._owner, self._open = os.getpid(), {}
         if path not in self._open:
             if len(self._open) >= _most_open:
@@ -373,19 +426,21 @@ class Files(Store):
         return self._open[path]
 
     def write(self, stage: str, piece: int, content: PieceArrays) -> None:
+        """Write a piece, complete or not at all, with a checksum."""
         path = self.path(stage, piece)
         write_atomically(path, sealing(lambda file: np.savez(file, **content)), run_again)  # type: ignore[arg-type]
 
     def has(self, stage: str, piece: int) -> bool:
+        """Return whether a piece is stored undamaged; a damaged one is computed again, with a warning."""
         path = self.path(stage, piece)
         return is_whole(path, "mine", "it is computed again", lambda each: names_in_npz("mine", each))
 
     def drop(self, beginning: str) -> None:
-        """They stay until the output is written, for a run that is killed before."""
+        """Do nothing: pieces stay until the output is written, so that a killed run can resume."""
 
 
 class StoredPiece(Mapping[str, Array]):
-    """The arrays of a file, which stays open, each read when it is needed."""
+    """The arrays of a piece in a file that stays open; each is read when it is used."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.archive = path, zipfile.ZipFile(path)

@@ -1,4 +1,7 @@
-"""Cells of a table as texts, ids and positives; any other value is an error that names column and row."""
+"""Read cells of a table as texts, ids and positives; any other value is an error that names column and row.
+
+Used for every table of queries, documents and judgements.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,23 @@ from hardneg.core.types import int_if_whole
 
 
 def as_list(value: Any, name: str, row: int) -> list[Any]:
-    """The positives in a cell: a list of them, or one."""
+    """Return the positives in a cell, which contains one or a list of them.
+
+    Args:
+        value: The cell.
+        name: Its column, for errors.
+        row: Its row, for errors.
+
+    Raises:
+        ArgumentError: If a value is no id or text, or if a text spells out a list.
+    """
     if value is None:
         return []
     if isinstance(value, str) and _writes_a_list(value):
         raise ArgumentError(
             "mine",
             "positives that are ids or texts",
-            (f"the text {value[:60]!r} in column {name!r}, row {row}, which writes out a list"),
+            (f"the text {value[:60]!r} in column {name!r}, row {row}, which looks like a list"),
             "keep lists in .jsonl or .parquet, or write one row for each positive",
         )
     values = [int_if_whole(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
@@ -32,7 +44,7 @@ def as_list(value: Any, name: str, row: int) -> list[Any]:
 
 
 def _writes_a_list(value: str) -> bool:
-    """Whether a text is a list as Python or JSON write it, which is what becomes of a list in a CSV."""
+    """Return whether a text is a list as Python or JSON write it, which lists become in a CSV file."""
     if not (value.startswith("[") and value.endswith("]")):
         return False
     try:
@@ -42,8 +54,18 @@ def _writes_a_list(value: str) -> bool:
 
 
 def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: str) -> list[str]:
-    """The texts of each row; those of several columns joined."""
-    if len(columns) > 1:  # a title that is missing in some rows leaves the text alone
+    """Return the text of each row, with those of several columns joined.
+
+    Args:
+        columns: Cells of each column.
+        names: Names of the columns.
+        kind: Name of the table in errors.
+        who: Function named in errors.
+
+    Raises:
+        ArgumentError: If a cell is no text.
+    """
+    if len(columns) > 1:  # a missing title in some rows counts as empty
         columns = [["" if part is None and any(row) else part for part in row] for row in zip(*columns, strict=True)]
         columns = [list(column) for column in zip(*columns, strict=True)]
     for name, column in zip(names, columns, strict=True):
@@ -55,7 +77,19 @@ def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: st
 
 
 def checked_ids(ids: list[Any], name: str, kind: str, who: str) -> list[Any]:
-    """Ids, all texts or all numbers; 3.0, which whole numbers become beside missing values, is 3."""
+    """Return ids that are all texts or all numbers.
+
+    3.0, which integers become in a column with missing values, is 3.
+
+    Args:
+        ids: Cells of the column.
+        name: Name of the column.
+        kind: Name of the table in errors.
+        who: Function named in errors.
+
+    Raises:
+        ArgumentError: If a cell is neither a number nor a text.
+    """
     ids = [int_if_whole(one) for one in ids]
     for row, one in enumerate(ids):
         if isinstance(one, bool) or not isinstance(one, (str, int)):
@@ -65,17 +99,22 @@ def checked_ids(ids: list[Any], name: str, kind: str, who: str) -> list[Any]:
 
 
 def _check_unicode(value: str | int, name: str, row: int, who: str) -> None:
-    """Half a surrogate pair, which JSON can write and no file of text can hold, is found before the work."""
+    """Raise for half a surrogate pair, which JSON can contain and no text file can: the job would fail at its end."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             what = f"{value[error.start]!r} in column {name!r}, row {row}"
-            raise ArgumentError(who, "text of whole characters", f"half of one, {what}") from None
+            raise ArgumentError(who, "valid Unicode text", f"half a surrogate pair, {what}") from None
 
 
 def of_one_kind(ids: list[Any]) -> list[Any]:
-    """Ids as they are if all are texts or all are numbers of 64 bits; as texts otherwise, so that a file holds them."""
+    """Return the ids unchanged if all are texts or all 64-bit integers, else as texts.
+
+    Example:
+        >>> of_one_kind([1, "b"])
+        ['1', 'b']
+    """
     texts = sum(isinstance(one, str) for one in ids)
     if texts == len(ids) or (not texts and all(-(2**63) <= one < 2**63 for one in ids)):
         return ids
@@ -83,19 +122,29 @@ def of_one_kind(ids: list[Any]) -> list[Any]:
 
 
 def key_of(one: Any) -> str:
-    """Ids are matched as text: 12 in one file is "12" in another."""
+    """Return the text by which an id is matched: 12 in one file is "12" in another."""
     return one if isinstance(one, str) else str(one)
 
 
 def row_in(known: Mapping[str, int], one: Any) -> int:
-    """The row of an id, -1 if it is unknown; "3.0" is the id "3" unless there is an id "3.0"."""
+    """Return the row of an id, -1 if it is unknown; "3.0" is the id "3" unless there is an id "3.0".
+
+    Example:
+        >>> row_in({"3": 7}, 3.0)
+        7
+    """
     key = key_of(one)
     row = known.get(key, -1)
     return known.get(key.removesuffix(".0"), -1) if row < 0 and key.endswith(".0") else row
 
 
 class RowNumbers(Mapping[str, int]):
-    """The numbers of rows as their names, without a dict of as many as a large corpus has."""
+    """Row numbers as a mapping from their text to themselves, without a dict of the size of the corpus.
+
+    Example:
+        >>> RowNumbers(range(3))["2"]
+        2
+    """
 
     def __init__(self, rows: range) -> None:
         self.rows = rows

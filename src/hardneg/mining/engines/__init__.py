@@ -1,4 +1,9 @@
-"""Where the pieces of a job are computed."""
+"""Engines: where the pieces of a job are computed.
+
+``base.py`` defines what an engine is; ``local.py`` uses processes of this machine, ``ranks.py``
+those that torchrun started, and ``ray.py`` a Ray cluster. ``JobPart`` in ``base.py`` is one of
+several independent commands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,11 @@ from hardneg.mining.options import MineOptions
 
 
 def engine_of(options: MineOptions) -> Engine:
-    """The engine that the options name; under torchrun, its ranks."""
+    """Return the engine that the options name; under torchrun, its ranks.
+
+    Raises:
+        ArgumentError: If ``--part``, ``--merge``, ``--engine`` and ``--workers`` contradict each other.
+    """
     if options.part is not None and options.merge:
         raise argument_error("mine", "a part or the merge after all parts", "part", options.part)
     if options.part is not None:

@@ -1,4 +1,4 @@
-"""An engine is a map over tasks, each of which may be killed or run twice."""
+"""The interface of engines: a map over tasks, each of which may be killed or run twice."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 from hardneg.core.errors import HardnegError, argument_error
 
 TRIES = 3
-"""How often a task is run whose worker process is killed: a machine may fail once, a task that kills always does."""
+"""Number of times a task whose worker is killed is run: a machine may fail once, a task that kills always does."""
 
 
 class Work(NamedTuple):
-    """A function and the tasks to call it with; both can be pickled, and what a task computes it leaves in a file.
+    """A function and the tasks to call it with; both can be pickled, and a task leaves its result in a file.
 
-    ``name`` is how an error names a task.
+    Attributes:
+        function: Computes a task.
+        tasks: The tasks.
+        is_done: Whether the result of a task is there.
+        done: Called once for each task that is done.
+        name: Description of a task in errors.
     """
 
     function: Callable[[Any], None]
@@ -26,8 +31,8 @@ class Work(NamedTuple):
     done: Callable[[Any], None]
     name: Callable[[Any], str] = str
 
-    def left(self) -> list[Any]:
-        """The tasks that are not done; calls ``done`` for the others."""
+    def pending(self) -> list[Any]:
+        """Return the tasks that are not done, after calling ``done`` for the others."""
         left: list[Any] = []
         for task in self.tasks:
             (self.done if self.is_done(task) else left.append)(task)
@@ -35,36 +40,40 @@ class Work(NamedTuple):
 
 
 class Engine(ABC):
-    """A map over tasks. ``alone``: whether no other process works on the same output."""
+    """A map over tasks.
+
+    Attributes:
+        alone: Whether no other process works on the same output.
+    """
 
     alone = True
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the output."""
+        """True if this process writes the output."""
         return True
 
     @abstractmethod
     def map(self, work: Work) -> None:
-        """Runs the tasks that are not done, and calls ``done`` for each of all; returns when every task is done."""
+        """Run the tasks that are not done, call ``done`` for each of all, and return when every task is done."""
 
     def wait(self) -> None:  # noqa: B027 - most engines share nothing
-        """Waits for the other processes that share this engine, if there are any."""
+        """Wait for the other processes that share this engine, if there are any."""
 
     def agree(self, value: str) -> str:
-        """The value that the first of the processes that share this engine gives."""
+        """Return the value of the first process that shares this engine, the same in all of them."""
         return value
 
     def leave(self) -> None:  # noqa: B027 - most engines start nothing
-        """Ends what the engine has started and the end of this process would not."""
+        """Stop what the engine started and what would outlive this process."""
 
 
 class WorkerLost(HardnegError, OSError):
-    """The process that worked on ``piece`` was killed in each of ``tries`` attempts."""
+    """A worker process was killed in each of ``tries`` attempts at ``piece``."""
 
     def __init__(self, piece: str, tries: int, why: str = "") -> None:
         self.piece, self.tries, self.why = piece, tries, why
-        fix = "find out what kills it, such as too little memory, and run the command again: finished pieces are kept"
+        fix = "find out what kills it, often too little memory, and run the command again: finished pieces are kept"
         super().__init__("mine", "workers that finish their pieces", piece, fix)
         self.args = (piece, tries, why)
 
@@ -74,18 +83,18 @@ class WorkerLost(HardnegError, OSError):
 
 
 class ClusterLost(HardnegError, OSError):
-    """The Ray cluster cannot be reached, or is gone while pieces are left."""
+    """The Ray cluster cannot be reached, or stopped before all pieces were done."""
 
 
 class PartDone(Exception):
-    """One of several parts has done its share of a stage, and other parts have not done theirs."""
+    """Raised by a part that has done its share of a stage while other parts have not done theirs."""
 
 
 @dataclass(frozen=True)
 class JobPart(Engine):
     """Part ``number`` of ``of``, counted from 0: every ``of``-th task of each stage.
 
-    Once its share of a stage is done it goes on if the other parts have done theirs, else it ends.
+    After its share of a stage it goes on if the other parts have done theirs, else it ends by ``PartDone``.
     """
 
     number: int
@@ -94,8 +103,14 @@ class JobPart(Engine):
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """>>> JobPart.parse("0/4")
-        JobPart(number=0, of=4)
+        """Read a part written as i/n.
+
+        Raises:
+            ArgumentError: If the text is not i/n with i from 0 to n - 1.
+
+        Example:
+            >>> JobPart.parse("0/4")
+            JobPart(number=0, of=4)
         """
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         if found is None or int(found[1]) >= int(found[2]):
@@ -103,6 +118,7 @@ class JobPart(Engine):
         return cls(int(found[1]), int(found[2]))
 
     def map(self, work: Work) -> None:
+        """Run this part's share of the tasks; raise ``PartDone`` if others are missing."""
         for task in work.tasks[self.number :: self.of]:
             if not work.is_done(task):
                 work.function(task)

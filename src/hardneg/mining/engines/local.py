@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""The engine of processes on this machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from hardneg.mining.engines.base import TRIES, Engine, Work, WorkerLost
 
 @dataclass(frozen=True)
 class Local(Engine):
-    """``workers`` processes; 0: one for each core that torch uses, and one where there is a GPU.
+    """Worker processes of this machine.
 
-    They are forks of this process where the system has them, so that nothing is loaded twice.
+    They are forks of this process where the system supports it, so that nothing is loaded twice.
+
+    Attributes:
+        workers: Number of processes; 0 means one per core that torch uses, or one if there is a GPU.
+        device: Device of the search.
     """
 
     workers: int = 1
@@ -31,11 +35,16 @@ class Local(Engine):
 
     @property
     def number(self) -> int:
+        """Number of processes to use."""
         on_gpu = self.device.startswith("cuda") if self.device else torch.cuda.is_available()
         return self.workers or (1 if on_gpu else torch.get_num_threads())
 
     def map(self, work: Work) -> None:
-        left = work.left()
+        """Run the tasks in worker processes, or here if one process is enough.
+
+        A task whose worker is killed runs again, ``TRIES`` times at most.
+        """
+        left = work.pending()
         if min(self.number, len(left)) <= 1:
             for task in left:
                 work.function(task)
@@ -47,7 +56,7 @@ class Local(Engine):
                 return
 
     def _in_processes(self, work: Work, tasks: list[Any], last: bool) -> list[Any]:
-        """What is left after a worker was killed."""
+        """Run tasks in a pool and return those that are not done because a worker was killed."""
         can_fork = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         method = "fork" if can_fork and os.name == "posix" else "spawn"
         number = min(self.number, len(tasks))
@@ -64,19 +73,19 @@ class Local(Engine):
             except BrokenProcessPool:
                 left = [task for i, task in enumerate(tasks) if i not in finished]
                 if last:
-                    raise WorkerLost(f"{work.name(left[0])}, or of one beside it,", TRIES) from None
+                    raise WorkerLost(f"{work.name(left[0])}, or of another piece at that time,", TRIES) from None
                 warn_once("worker killed", "A worker process was killed; its task is run again.")
             except BaseException:
-                stop.send(None)  # no worker receives it: all see that it is there
+                stop.send(None)  # no worker receives it: its presence wakes all of them
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [task for i, task in enumerate(tasks) if i not in finished]
 
 
 def _begin(stopped: Connection) -> None:
-    """Begin a worker: it ends when its pool is stopped or the process that started it is gone, whatever it works on.
+    """Start a worker, which ends when its pool is stopped or its parent is gone, even in the middle of a task.
 
-    Ctrl-C, which reaches all processes of a terminal, is left to that process.
+    Ctrl-C reaches all processes of a terminal; only the parent handles it.
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Several processes on one job: torchrun or accelerate launch start them, files carry the results."""
+"""The engine of processes that torchrun or accelerate launch started; files carry the results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from hardneg.mining.engines.base import Engine, Work
 
 @dataclass(frozen=True)
 class Ranks(Engine):
-    """This process among the processes of the job; they must see the same folders."""
+    """This process among the processes of the job, which must see the same folders.
+
+    Attributes:
+        rank: Number of this process.
+        size: Number of processes.
+    """
 
     rank: int = 0
     size: int = 1
 
     def map(self, work: Work) -> None:
-        """An engine: every rank runs its share and waits for the others."""
+        """Run this rank's share of the tasks and wait for the other ranks."""
         for number, task in enumerate(work.tasks):
             if number % self.size == self.rank and not work.is_done(task):
                 work.function(task)
@@ -27,10 +32,12 @@ class Ranks(Engine):
         self.wait()
 
     def wait(self) -> None:
+        """Wait until every rank gets here."""
         if self.size > 1:
             torch.distributed.barrier()
 
     def agree(self, value: str) -> str:
+        """Return the value of rank 0."""
         if self.size == 1:
             return value
         values = [value]
@@ -38,16 +45,18 @@ class Ranks(Engine):
         return values[0]
 
     def leave(self) -> None:
+        """Close the process group."""
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     @property
     def first(self) -> bool:
+        """True on rank 0."""
         return self.rank == 0
 
 
 def join_ranks() -> Ranks:
-    """The ranks that torchrun announces in the environment; one process without it."""
+    """Join the ranks that torchrun announces in the environment; without it, return a single rank."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
@@ -57,7 +66,7 @@ def join_ranks() -> Ranks:
 
 
 def device_of_rank() -> str | None:
-    """The GPU of this process, if there is one."""
+    """Return the GPU of this process, such as ``"cuda:1"``; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"

@@ -1,4 +1,4 @@
-"""Ray Core: the tasks of a job on the machines of a cluster, which share its files."""
+"""The engine of a Ray cluster whose machines share the files of the job."""
 
 from __future__ import annotations
 
@@ -15,31 +15,41 @@ from hardneg.io.processes import safe_children
 from hardneg.mining.engines.base import TRIES, ClusterLost, Engine, Work, WorkerLost
 
 PATIENCE = 10.0
-"""Seconds without a finished task after which the cluster is checked: Ray waits for ever for a raylet that is gone."""
+"""Seconds without a finished task until the cluster is checked: Ray waits forever for a raylet that is gone."""
 
 _fix = "start the cluster again, then run the same command again: finished pieces are kept"
 
 
 @dataclass(frozen=True)
 class Ray(Engine):
-    """A cluster at ``address``, the one that this process has joined, or one that is started here.
+    """A Ray cluster: at ``address``, the one this process has joined, or one that is started here.
 
-    A task that is lost with its worker or its machine runs again, ``TRIES`` times at most; one that raises ends the
-    job. A cluster that was started here ends with this process.
+    A task that is lost with its worker or machine runs again, ``TRIES`` times at most; one that
+    raises ends the job. A cluster that was started here ends with this process.
+
+    Attributes:
+        address: Address of the cluster; None uses ``RAY_ADDRESS`` or starts one.
+        workers: Number of processes of a cluster started here; 0 means one per core.
     """
 
     address: str | None = None
     workers: int = 0
 
     def map(self, work: Work) -> None:
+        """Run the tasks that are not done on the cluster.
+
+        Raises:
+            WorkerLost: If the workers of a task were killed ``TRIES`` times.
+            ClusterLost: If the cluster cannot be reached or stops.
+        """
         ray = optional("ray", "--engine ray", extra="ray")
-        if not (left := work.left()):
+        if not (left := work.pending()):
             return
         if not ray.is_initialized():
             self._join(ray)
-        # Retries of Ray's own would be silent, and those of a task that was out of memory without an end.
+        # Ray's own retries would be silent, and endless for a task that runs out of memory.
         call = ray.remote(max_retries=0, num_cpus=1)(_call)
-        # As bytes, so that what they name is imported when the path of the worker is set.
+        # As bytes, so that the function is imported only after the worker has set its path.
         job = pickle.dumps(work.function), os.getcwd(), os.getcwd() in sys.path
         tries: Counter[int] = Counter()
         running = {call.remote(*job, task): number for number, task in enumerate(left)}
@@ -63,7 +73,7 @@ class Ray(Engine):
         address = self.address or os.environ.get("RAY_ADDRESS")
         here = {} if address else {"num_cpus": self.workers or None, "include_dashboard": False}
         try:
-            # Ray lets its workers import from the current folder of this process first: they get one without modules.
+            # Workers of Ray import from the current folder of this process first, so it must contain no modules.
             with chdir(os.path.abspath(os.sep)), safe_children():
                 ray.init(address=address, log_to_driver=False, **here)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -74,7 +84,7 @@ class Ray(Engine):
 
 
 def _call(function: bytes, folder: str, imports_from_it: bool, task: Any) -> None:
-    """Runs a task where the process that gave it is, if this machine has that folder."""
+    """Run a task in the working directory of the process that submitted it, if this machine has that folder."""
     import torch
 
     torch.set_num_threads(1)
@@ -86,7 +96,7 @@ def _call(function: bytes, folder: str, imports_from_it: bool, task: Any) -> Non
 
 
 def _lost(ray: Any, ready: Any) -> str | None:
-    """How the worker of a task was lost; None if it ended. Raises what the task raised, as if it had run here."""
+    """Return how the worker of a task was lost, None if the task ended; raise any error of the task itself."""
     errors = ray.exceptions
     try:
         ray.get(ready)
@@ -100,7 +110,7 @@ def _lost(ray: Any, ready: Any) -> str | None:
 
 
 def _check_raylet(ray: Any) -> None:
-    """Raise if the raylet of this machine, which finds places for the tasks, is gone."""
+    """Raise if the raylet of this machine, which schedules the tasks, is gone."""
     own = ray.get_runtime_context().get_node_id()
     if any(node["NodeID"] == own and not node["Alive"] for node in ray.nodes()):
         raise ClusterLost("mine", "a Ray cluster that keeps running", "one whose local raylet died", _fix)
