@@ -348,7 +348,7 @@ def instance_discrimination_softmax(
     temperature: float = BANK_TEMPERATURE,
     momentum: float = 0.5,
 ) -> InstanceDiscrimination:
-    """Instance discrimination with a softmax over the own entry and the draws, as Ring states it (Wu et al. 2021, eq. 3).
+    """Instance discrimination as in Ring (Wu et al. 2021, eq. 3): a softmax over the own entry and the draws.
 
     Without the constant log(num_draws + 1); the own entry is never among the draws.
     """

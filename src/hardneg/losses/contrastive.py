@@ -142,7 +142,7 @@ class ContrastiveLoss(nn.Module):
         self.path: Path | None = None  # of the last call
 
     def _register_fields(self) -> None:
-        """Register tensors that are fields of the distribution or the objective as parameters or buffers of the loss."""
+        """Register tensors that are fields of the distribution or objective as parameters or buffers of the loss."""
         self.learnt = nn.ParameterList()
         self._registered: list[tuple[int, str, str | int]] = []  # of which holder, which field, and where it is kept
         for place, holder in enumerate((*self.negatives.factors, self.objective)):

@@ -238,7 +238,10 @@ class EMC2(nn.Module):
     def _from_batch(
         self, z1: View, z2: View, ids: Tensor, slots: Tensor, encode: EncodeViews | None
     ) -> tuple[Scores, Walk]:
-        """Walk over the batch and the chain's state in each view, which keeps the softmax of the data set (see ``chain``)."""
+        """Walk over the batch and the chain's state in each view, which keeps the softmax of the data set.
+
+        ``state.chain`` explains why the state must be among the proposals.
+        """
         num_views = self.chain.num_views
         each = torch.arange(num_views, device=ids.device)
         states = self.chain.states_of(slots)

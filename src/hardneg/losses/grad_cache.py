@@ -34,7 +34,9 @@ class SplitByRows(Protocol):
 
     def __getitem__(self, rows: slice) -> Any: ...
 
-    def to(self, device: torch.device | str) -> Any: ...
+    def to(self, device: torch.device | str) -> Any:
+        """Return the same rows on a device."""
+        ...
 
 
 class GradCache:
@@ -79,6 +81,11 @@ class GradCache:
         self.encode, self.chunk_size, self.module = encode, chunk_size, module
 
     def __call__(self, *inputs: Any, **named: Any) -> Encoded:
+        """Encode the rows of the inputs chunk by chunk; the arguments are those of ``encode``.
+
+        Returns:
+            Vectors of all rows, [b, d], whose gradient flows to the weights of the module.
+        """
         rows = _num_rows((inputs, named))
         if rows <= self.chunk_size:
             return self.encode(*inputs, **named)

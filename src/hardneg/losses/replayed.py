@@ -38,6 +38,7 @@ class Replayed:
         self._steps: dict[tuple[Any, ...], _Step] = {}
 
     def __call__(self, z1: Tensor, z2: Tensor, *others: Tensor | None) -> Tensor:
+        """Compute the loss of two views; further tensors, such as ids, are passed on."""
         inputs, buffers = (z1, z2, *others), list(self.loss.buffers())
         learns = z1.requires_grad and z2.requires_grad and torch.is_grad_enabled()
         if not learns or z1.device.type != DEVICE:
