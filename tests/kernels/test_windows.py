@@ -31,7 +31,7 @@ WINDOWS = [
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter counts as a GPU."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(triton_backend, "supports", lambda *args: triton_sides.cannot_serve(*args))
+        monkeypatch.setattr(triton_backend, "why_unsupported", lambda *args: triton_sides.why_unsupported_inputs(*args))
         monkeypatch.setattr(triton_edges, "BLOCK", 256)
 
 

@@ -184,7 +184,7 @@ def drawn_products(z: View, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annota
     """Compute the products of each row with the bank entries of its ids; 0 for negative ids.
 
     Memory is at most that of the bank. The products use a copy of the entries, because the bank may be updated before
-    the backward pass. If the bank is small, multiplying all of it is cheaper than gathering the drawn entries.
+    the backward pass. Multiplying a small bank as a whole is cheaper than gathering the drawn entries.
     """
     places, k, wide = ids.clamp(min=0), ids.shape[1], torch.promote_types(z.dtype, bank.vectors.dtype)
     z = z.to(wide)

@@ -271,7 +271,7 @@ class RunningNearest:
         return least
 
     def _screened_by_groups(self, documents: DocumentBlock, rounded: Tensor) -> tuple[Tensor, Tensor]:
-        """Screen in bfloat16: find groups whose largest may be among the nearest, then compute each of them in float32."""
+        """Screen in bfloat16: find groups whose largest may be among the nearest, then compute them in float32."""
         if self._rounded is None:
             self._rounded = self.queries.bfloat16()
             self._lost = _norm(self.queries - self._rounded)

@@ -212,7 +212,10 @@ class FaissIndex:
             self.index.add(self._plain(corpus.part(low, high)))
 
     def nearest(self, queries: Annotated[Tensor, "b d"], size: int, excluded: Excluded) -> Nearest:
-        """Find the nearest rows as ``nearest`` does; more are searched for, because excluded pairs are removed afterwards."""
+        """Find the nearest rows as ``nearest`` does, removing excluded pairs afterwards.
+
+        More rows are searched for, so that enough are left.
+        """
         n = len(self.corpus)
         most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
         values, rows = self.index.search(self._plain(queries), min(size + most + (self.kind == "flat"), n))

@@ -255,10 +255,10 @@ def _kernels_for(batch: ChainBatch) -> Any | None:
 
 
 def _steps_for(values: Tensor) -> Callable[..., Visits]:
-    """Return the implementation of the steps: one kernel on a GPU, a loop elsewhere, with the same visits to the bit."""
+    """Return the implementation of the steps: a kernel on a GPU, a loop elsewhere, with the same visits to the bit."""
     if values.is_cuda:
         from hardneg.state.triton import chain as triton_chain
 
-        if triton_chain.supports(values) is None:
+        if triton_chain.why_unsupported(values) is None:
             return triton_chain.walk
     return metropolis_hastings

@@ -13,7 +13,7 @@ from hardneg.core.schedules import Number, value_of
 
 
 class MomentumEncoder(AveragedModel):
-    """A copy of an encoder with parameters <- momentum * parameters + (1 - momentum) * the encoder's, without a gradient.
+    """A slow copy of an encoder: parameters <- momentum * parameters + (1 - momentum) * the encoder's, no gradient.
 
     Call ``update_parameters(encoder)`` after each optimiser step. Buffers (BatchNorm's statistics) remain the copy's
     own.

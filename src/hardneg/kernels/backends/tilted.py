@@ -1,7 +1,8 @@
-"""Uniform and tilted negatives of views: whole rows in few operations, with gradients of their own.
+"""A shortcut for uniform and tilted negatives of views: whole rows in few operations, with handwritten gradients.
 
-``_Tilted`` is the dense loss on any device: small batches cost as much as their operations. ``_Symmetric`` is the
-streamed loss on a CPU, of normalised views that are anchors and candidates.
+``_Tilted`` computes the dense loss on any device, because the time of small batches is that of their operations.
+``_Symmetric`` computes the streamed loss on a CPU if normalised views are both anchors and candidates. ``dense_form``
+and ``symmetric_form`` decide whether the shortcut applies; the dense and tiles backends call them.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from hardneg.negatives.closed import ClosedForm
 KNOWN = (LogMean, Support)
 """The statistics that are computed here."""
 BLOCK = 2**20
-"""Scores of a block of rows, 4 MiB in float32, where that is at least FEWEST_ROWS."""
+"""Scores of a block of rows (4 MiB in float32), as long as that is at least FEWEST_ROWS rows."""
 FEWEST_ROWS = 64
 MOST_COLUMNS = 2**18
-"""Above, blocks of so many rows would take more memory than tiles."""
+"""Largest number of candidates: above, blocks of FEWEST_ROWS rows would take more memory than tiles."""
 MOST_BITS = 64.0
-"""Between the largest and the smallest term of sums with one shift for all rows. A coefficient may be as large, so
-that gradients from above have half of float32's range left."""
+"""Largest ratio, in bits, of the terms of sums with one shift for all rows.
+
+A coefficient may be as large, so that upstream gradients have half of float32's range left.
+"""
 
 
 def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
@@ -92,7 +95,7 @@ def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
 
 
 def symmetric_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
-    """Compute the same from blocks of rows on a CPU, using that scores are symmetric."""
+    """Compute the same as ``dense_rows`` in blocks of rows on a CPU, using that scores are symmetric."""
     tilt = _Tilt.of(pairing, form, dense=False)
     anchors, _ = pairing.prepared_keys()
     own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
@@ -115,17 +118,17 @@ class _Tilt(NamedTuple):
     """1 / temperature."""
     beta: float
     slope: float
-    """Of the log-weights, as far as the gradient sees it: 0 if they are detached."""
+    """Slope of the log-weights as the gradient sees it: 0 if they are detached."""
     own: Annotated[Tensor, "b p"]
-    """The columns of the positives."""
+    """Columns of the positives."""
     ids: tuple[Annotated[Tensor, "b"], Annotated[Tensor, "n"]]
     support: PerRow
     same: Annotated[Tensor, "b v"] | None
-    """The columns of the anchor's instance, where the rows of the views were numbered; None: ids say it."""
+    """Columns of the anchor's instance if the rows of the views were numbered; None if ids decide."""
     number: int | None
-    """The support of every row, where the rows of the views were numbered."""
+    """Support of every row if the rows of the views were numbered."""
     raw: bool
-    """Whether the vectors are those that were given, not of norm 1 yet."""
+    """True if the vectors are as given, not of norm 1 yet."""
 
     @classmethod
     def of(cls, pairing: Pairing, form: ClosedForm, dense: bool) -> _Tilt:
@@ -155,7 +158,7 @@ class _Tilt(NamedTuple):
         )
 
     def plain(self, anchors: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What ``_Tilted`` computes, by plain operations."""
+        """Compute the result of ``_Tilted`` by plain operations, for higher derivatives."""
         anchors = unit(anchors) if self.raw else anchors
         s = anchors @ (anchors if candidates is None else candidates).T * self.scale
         weighed = self.slope * s + (self.beta - self.slope) * s.detach()
@@ -164,15 +167,15 @@ class _Tilt(NamedTuple):
 
 
 def _same_columns(rows: int, views: int, device: torch.device) -> Annotated[Tensor, "b v"]:
-    """Those of the positives and, among views of its own, of the anchor itself."""
+    """Return the columns of the positives and, if the views are their own candidates, of the anchor itself."""
     own = positive_columns(rows, views, device)
     return own if views == 1 else torch.cat([own, torch.arange(rows, device=device)[:, None]], dim=1)
 
 
 class _Tilted(torch.autograd.Function):
-    """The scores of the positives, and log E_q[e^s]. ``candidates``: None if they are the anchors.
+    """Computes the scores of the positives and log E_q[e^s]; ``candidates`` is None if they are the anchors.
 
-    Kept are q and the share of each candidate in E_q[e^s]: the gradient of log E_q[e^s] by the scores is
+    It saves q and the share of each candidate in E_q[e^s]: the gradient of log E_q[e^s] by the scores is
     (1 + slope) share - slope q.
     """
 
@@ -224,7 +227,7 @@ class _Tilted(torch.autograd.Function):
 
 
 class _Exponentials(NamedTuple):
-    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and room for as many numbers."""
+    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and a buffer of the same size."""
 
     rows: slice
     e: Annotated[Tensor, "r n"]
@@ -232,11 +235,11 @@ class _Exponentials(NamedTuple):
 
 
 class _Symmetric(torch.autograd.Function):
-    """The same of vectors of norm 1 that are anchors and candidates, in blocks of rows that fit the caches of a CPU.
+    """Computes the same for vectors of norm 1 that are anchors and candidates, in blocks that fit the CPU caches.
 
-    One shift serves all rows, so that the weights of both roles of a pair are multiples of one exponential: three
-    products are all there are, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the
-    gradient g of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
+    All rows have the same shift, so the weights of both roles of a pair are multiples of one exponential, and three
+    products suffice, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the gradient g
+    of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
 
         w (e (a_i + a_j) - (c_i + c_j)),    a = (1 + slope) g / sum of w e,    c = slope g / sum of w
     """
@@ -278,7 +281,7 @@ class _Symmetric(torch.autograd.Function):
 
 
 def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
-    """In the same memory: glibc would not reuse that of one block for the next."""
+    """Iterate over blocks of rows in the same memory: glibc would not reuse that of one block for the next."""
     n, (mine, theirs) = vectors.shape[0], tilt.ids
     size = min(-(-n // 2), max(FEWEST_ROWS, BLOCK // n))  # never all pairs at once
     exponentials, rooms = (vectors.new_empty(size, n) for _ in range(2))

@@ -1,4 +1,7 @@
-"""Statistics of positives that are columns, for SupCon and H-SCL; the kernels are in ``positives``."""
+"""Statistics of positives that are columns, for SupCon and H-SCL, with autograd; the kernels are in ``positives``.
+
+``positive_statistics`` is for all positives in the denominator, ``pair_losses`` for each pair with its own.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from hardneg.kernels.triton.sides import (
     SideTags,
     SweepSide,
     block_of,
-    served,
     sides_from,
     sides_of,
+    supported_sides,
     switches,
 )
 
@@ -29,20 +32,23 @@ UNUSED = ("RAGGED", "LABELS")
 
 
 class PositiveStatistics(NamedTuple):
-    """Of the candidates with each anchor's label and another id."""
+    """Statistics of the candidates with each anchor's label and another id."""
 
     log_sum: PerAnchor
-    """LSE of their scores; -inf without one."""
+    """Log of the sum of e^s; -inf without a positive."""
     total: PerAnchor
-    """The sum of their scores."""
+    """Sum of the scores."""
     num_positives: PerAnchor
-    """Their number, int32."""
+    """Number of positives, int32."""
 
 
 class LabelLosses(NamedTuple):
+    """Losses of the candidates with each anchor's label."""
+
     total: PerAnchor
-    """sum over the anchor's positives of softplus(log_negative - score)."""
+    """The sum over the anchor's positives, each with the loss softplus(log_negative - score)."""
     num_positives: PerAnchor
+    """Number of positives."""
 
 
 def positive_statistics(
@@ -56,10 +62,10 @@ def positive_statistics(
     candidate_ids: PerCandidate | None = None,
     normalize: bool = False,
 ) -> PositiveStatistics:
-    """LSE, sum and number of the scores of same-label candidates, with gradients: what SupCon's "all" needs.
+    """Compute log-sum, sum and number of the scores of same-label candidates, for SupCon with all positives together.
 
-    The arguments are those of ``row_statistics``; own positives that are no candidates, like the other view of the
-    anchor, are the caller's.
+    The arguments are those of ``row_statistics``. Own positives that are no candidates, like the other view of the
+    anchor, are added by the caller.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     return PositiveStatistics(*_apply("positive_statistics", anchors, candidates, temperature, tags, normalize, None))
@@ -77,9 +83,10 @@ def pair_losses(
     candidate_ids: PerCandidate | None = None,
     normalize: bool = False,
 ) -> LabelLosses:
-    """InfoNCE summed over same-label candidates, each the only positive in its denominator: H-SCL.
+    """Compute InfoNCE summed over same-label candidates, each the only positive in its denominator (H-SCL).
 
-    log_negative: log M + log E_q[e^s] of each anchor, which gets a gradient; -inf makes its pairs cost 0.
+    ``log_negative`` is log M + log E_q[e^s] of each anchor [b], which gets a gradient; with -inf the loss of its pairs
+    is 0. The other arguments are those of ``row_statistics``.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     total, _, count = _apply("pair_losses", anchors, candidates, temperature, tags, normalize, log_negative)
@@ -95,7 +102,7 @@ def _apply(
     normalize: bool,
     log_negative: Tensor | None,
 ) -> Any:
-    anchors, candidates = served(who, anchors, candidates, temperature)
+    anchors, candidates = supported_sides(who, anchors, candidates, temperature)
     if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
     value, learned = HostTemperature.of(temperature)
@@ -145,7 +152,7 @@ class _Positives(torch.autograd.Function):
 
 
 class LabelGradients(NamedTuple):
-    """P, Q and L of the derivation, gradients divided by ``unit``; None for Q where each pair has a loss of its own."""
+    """P, Q and L of the derivation, gradients divided by ``unit``; Q is None if each pair has a loss of its own."""
 
     p: Tensor
     q: Tensor | None

@@ -63,7 +63,7 @@ def _walk(
     tl.store(end_ptr + chains, column.to(tl.int64), mask=real)
 
 
-def supports(log_scores: PerColumn) -> str | None:
+def why_unsupported(log_scores: PerColumn) -> str | None:
     """Return the reason why the kernel does not support these scores; None if it does."""
     if not installed:
         return "triton 3.4 or newer is not installed"
@@ -83,7 +83,7 @@ def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniform
     Raises:
         ArgumentError: If the kernel does not support the scores.
     """
-    if not interpreted and (reason := supports(log_scores)):
+    if not interpreted and (reason := why_unsupported(log_scores)):
         fix = "use hardneg.state.metropolis.metropolis_hastings"
         raise ArgumentError("walk", "scores that the Triton kernel supports", reason, fix)
     b, n = log_scores.shape
