@@ -293,7 +293,7 @@ def test_a_temperature_per_anchor_and_many_features_go_in_chunks() -> None:
     z1, z2 = (z.float() for z in views())
     loss = hn.ContrastiveLoss("Tilt(1.0)", impl="streamed")
     loss(z1, z2, temperature=torch.full((B,), 0.5, device=DEVICE))
-    assert str(loss.path) == f"chunked: there are {2 * B} temperatures, and not one for all anchors"
+    assert str(loss.path) == f"chunked: there are {2 * B} temperatures instead of one for all anchors"
     assert "300 features" in loss.explain_path(torch.randn(4, 300, device=DEVICE), torch.randn(4, 300, device=DEVICE))
     assert "path='chunked: there are" in repr(loss)
 

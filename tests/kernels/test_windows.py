@@ -105,5 +105,5 @@ def test_windows_that_go_in_chunks() -> None:
     assert "is not of the closed family" in path
     one = torch.ones(4, 1, device=DEVICE)
     sizes = Sizes.of(one, one, one, 0.0, 4)
-    with pytest.raises(ArgumentError, match="against a queue"):
+    with pytest.raises(ArgumentError, match="for a window"):
         row_statistics(z1, temperature=0.5, window=sizes, normalize=True)

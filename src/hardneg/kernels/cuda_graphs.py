@@ -73,14 +73,14 @@ class Runner:
             with guards_checked_once(checked):
                 return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
-            found = function(*args)  # raises, if that was why
+            found = function(*args)  # raises if the function itself is wrong
             _refused_kinds.add(self.kinds)
             names = " * ".join(kind.__name__ for kind in self.kinds[:-1])
             reason = str(error).strip().partition("\n")[0]
             warn_once(
                 f"not compiled:{names}",
                 f"torch.compile refuses {names}: {reason}. The streamed loss runs it uncompiled: slower, and with more "
-                "memory for each tile; hardneg.testing.check_negatives says what to change.",
+                "memory for each tile; hardneg.testing.check_negatives reports what to change.",
             )
             return found
 

@@ -92,7 +92,7 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
     most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
     if reason is None and impl == "auto" and number <= most:
         ranked = getattr(negatives.closed_form(), "window", None) is not None
-        reason = "its ranks would be those of products of 16 bits" if ranked else None
+        reason = "its ranks would be computed from 16-bit products" if ranked else None
     if reason is None:
         return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":

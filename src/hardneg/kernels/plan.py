@@ -205,7 +205,7 @@ class PlannedRows:
 
 
 # The temperature, and tensors that are fields of a distribution or objective (a learnable beta or bias), are cut with
-# the tiles and put back together. What a lambda closes over cannot be seen, and gets no gradient: make it a field.
+# the tiles and put back together. A tensor in the closure of a lambda gets no gradient: make it a field.
 
 Holder = TypeVar("Holder")
 _field_names: dict[type, tuple[str, ...]] = {}
@@ -254,15 +254,15 @@ class Functions:
         factors: The factors of the distribution.
         objective: The objective.
         temperature: The temperature; None if it is the first leaf.
-        fields: Which field of which holder is which leaf.
-        largest: Which bound of which factor has a gradient, and which leaf it is.
+        fields: For each leaf that is a field: its holder, its name and its place among the leaves.
+        largest: For each bound with a gradient: its factor, its name and its place among the leaves.
     """
 
     factors: tuple[Negatives, ...]
     objective: Objective
-    temperature: float | None  # None: the first of the leaves
-    fields: tuple[tuple[int, str, int], ...]  # of which holder, which field, and its place among the leaves
-    largest: tuple[tuple[int, str, int], ...] = ()  # bounds with a gradient: of which factor, which one, and its place
+    temperature: float | None
+    fields: tuple[tuple[int, str, int], ...]
+    largest: tuple[tuple[int, str, int], ...] = ()
 
     def with_leaves(self, leaves: Sequence[Tensor]) -> Pointwise:
         """Put these leaves in place of the tensors."""

@@ -137,14 +137,14 @@ class ContrastiveLoss(nn.Module):
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current, self._objective = self.negatives, self.objective
-        self._temperature: Tensor | None = None  # of a schedule, at this step
+        self._temperature: Tensor | None = None  # the value of a schedule at this step
         self._calls = 0
-        self.path: Path | None = None  # of the last call
+        self.path: Path | None = None  # the choice of the last call
 
     def _register_fields(self) -> None:
         """Register tensors that are fields of the distribution or objective as parameters or buffers of the loss."""
         self.learnt = nn.ParameterList()
-        self._registered: list[tuple[int, str, str | int]] = []  # of which holder, which field, and where it is kept
+        self._registered: list[tuple[int, str, str | int]] = []  # (holder, field, name or index)
         for place, holder in enumerate((*self.negatives.factors, self.objective)):
             for name, tensor in tensor_fields(holder).items():
                 if isinstance(tensor, nn.Parameter):
@@ -226,7 +226,7 @@ class ContrastiveLoss(nn.Module):
         """
         self._refresh_fields()
         if self.generate is not None and guide is not None:
-            what = "guide=None with generate: the guide has no vectors of candidates that are made"
+            what = "guide=None with generate (the guide has no vectors for generated candidates)"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
@@ -256,7 +256,7 @@ class ContrastiveLoss(nn.Module):
             Losses [b, n]; 0 for pairs that are not positives.
         """
         if self.generate is not None:
-            what = "generate=None for a matrix: it has no vectors to make candidates from"
+            what = "generate=None for a matrix (it has no vectors to generate candidates from)"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         self._refresh_fields()
         scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
@@ -350,7 +350,7 @@ class ContrastiveLoss(nn.Module):
         return joined(parts)
 
     def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
-        with torch.enable_grad():  # a gradient of the weights shows which negatives are attracted
+        with torch.enable_grad():  # the gradient by the scores shows which negatives are attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )
@@ -443,7 +443,7 @@ def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> No
     for holder in holders:
         for name, tensor in tensor_fields(holder).items():
             if is_per_anchor(tensor, name, instances):
-                what = f"a number for each of the {anchors} anchors, which are the views one after the other"
+                what = f"one number for each of the {anchors} anchors (the views, concatenated)"
                 fix = f"use torch.cat([{name}] * {anchors // instances})"
                 raise ArgumentError("ContrastiveLoss", what, f"{name}={tuple(tensor.shape)}", fix)
 
@@ -451,10 +451,12 @@ def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> No
 def _warn_of_empty(share: float, negatives: Negatives) -> None:
     """Warn if more than half of the anchors have no negative."""
     if share > 0.5:
-        advice = {factor.if_empty: None for factor in negatives.factors if factor.removes}  # each once, in order
+        advice = {
+            factor.if_empty: None for factor in negatives.factors if factor.removes
+        }  # a dict removes duplicates and keeps the order
         warn_once(
             f"empty:{negatives!r}",
-            f"{share:.0%} of the anchors have no negative under {negatives!r} and cost nothing. "
+            f"{share:.0%} of the anchors have no negative under {negatives!r} and a loss of 0. "
             f"{' '.join(advice) or Negatives.if_empty}",
         )
 

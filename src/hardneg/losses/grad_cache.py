@@ -92,14 +92,14 @@ class GradCache:
         if any(part.training for part in self.module.modules() if isinstance(part, _BatchNorm)):
             warn_once(
                 "losses.grad_cache",
-                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm takes the statistics of each, not "
+                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm uses the statistics of each, not "
                 f"of the {rows} rows of the batch. Use an encoder without batch statistics (GroupNorm, LayerNorm).",
             )
         chunks = _Chunks(self, (inputs, named), rows)
         if not torch.is_grad_enabled() or not any(weights.requires_grad for weights in self.module.parameters()):
             return chunks.encoded()
         if any(tensor.requires_grad for tensor in _tensors((inputs, named))):
-            fix = "detach them, or make what computes them a part of the encoder"
+            fix = "detach them, or compute them inside the encoder"
             raise ArgumentError("GradCache", "inputs without a gradient of their own", "requires_grad=True", fix)
         weights = [] if chunks.first.collects else [each for each in chunks.first.weights if each.requires_grad]
         differentiable: list[Tensor] = [*weights] or [torch.zeros((), requires_grad=True)]
@@ -160,7 +160,10 @@ class _Chunks:
     """The chunks of one batch, and the conditions under which each was encoded."""
 
     def __init__(self, cache: GradCache, inputs: tuple[Any, Any], rows: int) -> None:
-        self.cache, self.inputs = cache, _mapped(inputs, lambda leaf: leaf)  # containers may be filled anew
+        self.cache, self.inputs = (
+            cache,
+            _mapped(inputs, lambda leaf: leaf),
+        )  # a copy of the containers, which the caller may refill
         self.rows = [slice(low, min(low + cache.chunk_size, rows)) for low in range(0, rows, cache.chunk_size)]
         self.first = _FirstPass(cache.module, _tensors(self.inputs))
         tensors = [*cache.module.parameters(), *self.first.inputs]
@@ -194,7 +197,7 @@ class _Chunks:
         with ExitStack() as precision:
             for kind, enabled, dtype in self.precision:
                 precision.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            # Autocast keeps the weights that it has cast, and with them the graph of another chunk, or none.
+            # Autocast caches the weights that it has cast, together with the graph (or none) of another chunk.
             torch.clear_autocast_cache()
             vectors = self.cache.encode(*inputs, **named)
             torch.clear_autocast_cache()
@@ -227,17 +230,17 @@ class _FirstPass:
         if inputs != [*map(_version, self.inputs)]:
             raise _changed(
                 "inputs",
-                "some that were overwritten",
+                "overwritten inputs",
                 "call backward() first, and do not overwrite them in the encoder",
             )
         replaced = [*map(id, self.module.parameters())] != [*map(id, self.weights)]
         if (replaced and not self.collects) or weights != [*map(_version, self.weights)]:
-            raise _changed("weights", "some that were changed", "call backward() before optimizer.step()")
+            raise _changed("weights", "changed weights", "call backward() before optimizer.step()")
         for name, now in self.module.named_buffers():
             before, version = self.buffers.get(name, (now, None))
             untouched = now is before and _version(now) == version
             if name in self.copies and not untouched and not torch.equal(now, self.copies[name]):
-                raise _changed("buffers", f"{name!r} with other values", "call backward() before you change them")
+                raise _changed("buffers", f"new values in {name!r}", "call backward() before you change them")
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -300,7 +303,7 @@ def _set_random_states(devices: list[torch.device], states: list[Tensor]) -> Non
 
 
 def _which(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # of which there is one
+    return () if device.type == "mps" else (device,)  # there is only one
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -339,7 +342,7 @@ def _cut(leaf: Any, rows: slice) -> Any:
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested dicts, lists and tuples."""
-    if isinstance(value, MutableMapping):  # of its own type: a BatchEncoding is read by its attributes
+    if isinstance(value, MutableMapping):  # keep the type: a BatchEncoding is read by its attributes
         part = copy(value)
         part.update({name: _mapped(each, change) for name, each in value.items()})
         return part

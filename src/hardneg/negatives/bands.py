@@ -119,7 +119,7 @@ class BelowPositive(Negatives):
         if self.relative is None and self.absolute is None:
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
         check_by("BelowPositive", self.by)
-        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1: on the other side of 0
+        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1 the limit would change its sign
             margin = getattr(self, name)
             if margin is not None:
                 check_range("BelowPositive", name, margin, -math.inf, most)

@@ -92,7 +92,7 @@ class Negatives:
             Log-weights [b, n]; ``NEVER`` for candidates that are not valid or not negatives.
         """
         if not self.pointwise and self.factors == (self,):
-            raise not_pointwise(self, "no log_weights(scores) either")
+            raise not_pointwise(self, "no log_weights(scores)")
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
@@ -195,8 +195,10 @@ class Negatives:
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     """Build the error for a distribution that only works on whole rows where tiles are required."""
     name = type(factor).__name__
-    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/extend.md)"
-    return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
+    fix = f"write {name}.log_weight(tile), and bounds() for values of whole rows (docs/extend.md)"
+    return ArgumentError(
+        name, f"whole rows, because it does not define log_weight(tile): not possible with {where}", None, fix
+    )
 
 
 def check_by(who: str, by: str) -> None:

@@ -143,7 +143,7 @@ def _check_size(tree: ast.expr, text: str) -> None:
 
 
 def _too_deep(text: str) -> TooLong:
-    return TooLong("The grammar", f"brackets at most {MAX_DEPTH} deep", f"more in {_shown(text)}")
+    return TooLong("The grammar", f"at most {MAX_DEPTH} nested brackets", f"more in {_shown(text)}")
 
 
 def _shown(text: object) -> str:
@@ -179,7 +179,7 @@ def _evaluate(node: ast.expr, text: str, names: KnownNames, *, inside: bool) -> 
             joined = ", joined by '*'" if "*" in usual else ""
             part = ast.unparse(node)
             got = _shown(part) if part == text.strip() else f"{_shown(part)} in {_shown(text)}"
-            fix = f"write '{part}' if it is a text" if isinstance(node, ast.Name) else None
+            fix = f"write '{part}' if it is text" if isinstance(node, ast.Name) else None
             raise GrammarError("The grammar", f"calls with plain values{joined}, such as {usual!r}", got, fix)
 
 
@@ -196,7 +196,7 @@ def _unknown(name: str, names: KnownNames, inside: bool) -> UnknownName:
     """Build the error with the names that fit there: schedules inside brackets, the others outside."""
     fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
     usage = {each: f"It takes {_taken(each, names)}" for each in fitting}
-    return UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
+    return UnknownName(name, fitting or ["numbers and text"], "inside brackets" if inside else "", usage)
 
 
 def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: KnownNames) -> Any:
@@ -223,7 +223,7 @@ def _check_arguments(name: str, num_values: int, options: list[str], names: Know
     if unknown := [each for each in options if each not in parameters]:
         close = difflib.get_close_matches(unknown[0], parameters, n=1)
         hint = f"did you mean {close[0]}? It takes {_taken(name, names)}" if close else taken
-        raise GrammarError(name, "arguments that it has", unknown[0], hint)
+        raise GrammarError(name, "known arguments", unknown[0], hint)
     if repeated := [each for each in options if given.count(each) > 1]:
         raise GrammarError(name, "each argument once", f"{repeated[0]} twice", taken)
     if num_values > len(by_place):

@@ -116,7 +116,7 @@ def _check_non_decreasing(hardening: Hardening) -> None:
     with torch.no_grad():
         on_grid = hardening._of(torch.linspace(-20.0, 20.0, 401))
     if on_grid.shape != (401,) or torch.isnan(on_grid).any():
-        raise argument_error("Hardening", "log eta for every score", "log_eta", hardening.log_eta)
+        raise argument_error("Hardening", "a log eta that is defined for every score", "log_eta", hardening.log_eta)
     above = on_grid[on_grid != NEVER]
     lost = (on_grid[1:] == NEVER) & (on_grid[:-1] != NEVER)
     if lost.any() or (above.diff() < -1e-5).any():

@@ -45,7 +45,7 @@ class KnownPairs:
             got = f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}"
             raise ArgumentError("KnownPairs", "one candidate id per anchor id", got)
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
-            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
+            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative id, which matches no instance")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
         self.anchors, rank = anchor_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         self.candidates, other = candidate_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]

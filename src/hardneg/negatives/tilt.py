@@ -54,7 +54,7 @@ class Tilt(Negatives):
         """Compute beta * score."""
         s = tile.score(self.by, "Tilt")
         s = s.detach() if self.detach else s
-        one = isinstance(self.beta, (int, float)) and self.beta == 1  # the usual case, with two operations less
+        one = isinstance(self.beta, (int, float)) and self.beta == 1  # the usual case, which saves two operations
         tilted: Tensor = s if one else self.beta * s
         return tilted if self.source is None else torch.where(tile.of_source("Tilt", self.source), tilted, 0.0)
 
@@ -63,7 +63,7 @@ class Tilt(Negatives):
         which = f"the candidates of {self.source!r}" if self.source is not None else "candidates"
         others = "; the others keep weight 1" if self.source is not None else ""
         return (
-            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: one whose s is higher by 1 "
+            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: a candidate with 1 more in s "
             f"counts e^{self.beta:g} times as much{others}."
         )
 

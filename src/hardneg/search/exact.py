@@ -26,7 +26,8 @@ from hardneg.search.topk import top_of_rows
 
 GROUP = 16
 """Number of columns of which the bfloat16 screen keeps the largest product."""
-_NUMBERS = 1 << 24  # of gathered vectors held at a time
+_NUMBERS = 1 << 24
+"""Numbers in gathered vectors that are held at a time."""
 
 
 def pair_similarity(
@@ -88,10 +89,10 @@ class DocumentBlock:
     low: int
     raw: Annotated[Tensor, "m d"]
     vectors: Annotated[Tensor, "m d"]
-    norm: float  # the largest of the block, and the least
+    norm: float
     least: float
-    rounded: Annotated[Tensor, "m d"] | None = None  # to bfloat16
-    residual: float = 0.0  # the largest norm of what that lost
+    rounded: Annotated[Tensor, "m d"] | None = None
+    residual: float = 0.0
 
     @classmethod
     def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> DocumentBlock:

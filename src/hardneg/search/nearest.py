@@ -70,7 +70,7 @@ class Corpus:
         like: torch.dtype = torch.float32,
         cosine: bool = False,
     ) -> None:
-        # On another device the whole corpus is moved there, as it is; on the CPU it may stay on disk.
+        # For another device the whole corpus is moved as it is; on the CPU it may stay on disk.
         self.vectors = vectors.to(device)
         self.device = device
         self.block = block

@@ -89,7 +89,7 @@ class Chain(Stateful):
         chains = num_instances * num_views
         self.register_buffer("state", torch.full((chains,), -1))  # -1: no state yet
         self.register_buffer("view", torch.zeros(chains, dtype=torch.int8))
-        # Of the state's views: -inf where one was not a candidate.
+        # Scores of the state's views; -inf where a view was not a candidate.
         self.register_buffer("log_score", torch.full((chains, num_views), NEVER, dtype=torch.float64))
         self.register_buffer("scored_at", torch.full((chains,), -1))
 
@@ -223,7 +223,7 @@ class Chain(Stateful):
         each = torch.arange(self.num_views, device=ids.device)[:, None, None]
         of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
         of_views = of_views.scatter(1, view, values.gather(1, column))
-        # A negative id stands for no instance: nothing could be looked up by it.
+        # An id beyond the instances (a row without an id) cannot be looked up later.
         found = torch.where(found < self.num_instances, found, -1)
         for buffer, new in ((self.state, found), (self.view, view), (self.scored_at, self.step.expand_as(found))):
             writes.into(buffer, torch.where(inside, new, buffer[at, None]).squeeze(1))
@@ -247,7 +247,7 @@ def _log_norm(batch: ChainBatch, num_counted: int) -> PerAnchor:
 
 def _kernels_for(batch: ChainBatch) -> Any | None:
     """Return the module with the kernels if they support this batch."""
-    if not batch.candidates.is_cuda:  # Triton, slow to import, is for a GPU
+    if not batch.candidates.is_cuda:  # Triton is slow to import and needs a GPU
         return None
     from hardneg.state.triton import walks as triton_walks
 

@@ -67,7 +67,7 @@ class Visits(NamedTuple):
     accepted: PerStep
 
 
-@outside_graphs  # a loop of as many steps as proposals is no graph
+@outside_graphs  # a loop over the steps would be unrolled into a huge graph
 def metropolis_hastings(
     log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
 ) -> Visits:

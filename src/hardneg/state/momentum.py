@@ -42,7 +42,7 @@ class MomentumEncoder(AveragedModel):
         super().__init__(encoder)  # type: ignore[no-untyped-call]
         self.momentum, self.total = momentum, total
         self.n_averaged.add_(1)
-        self._updates: int | None = 0  # n_averaged - 1 without asking the GPU; None: ask it once
+        self._updates: int | None = 0  # n_averaged - 1, known without waiting for the GPU; None: read it once
         self.requires_grad_(False)
 
     def momentum_at(self, step: int) -> float:

@@ -61,7 +61,7 @@ class Partition(Stateful):
             log_w: Log-weights [b, n] of the candidates in the mean; n is the number of candidates with a weight.
         """
         ids = scores.anchor_tags.ids
-        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # of a row that is no instance
+        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # such rows are no instances
         ids = self.checked("Partition", ids, self.num_instances).to(self.log_u.device)
         log_g = log_expect_exp(scores.candidates.double(), log_w.double())
         log_u = self._mixed(self._of(ids), log_g)
@@ -83,7 +83,7 @@ class Partition(Stateful):
         keep = math.log1p(-self.gamma) if self.gamma < 1.0 else NEVER
         take = math.log(self.gamma) if self.gamma > 0.0 else NEVER
         mixed = torch.logaddexp(keep + old, take + log_g)
-        # A row without a negative has log g = -inf and says nothing about u.
+        # A row without a negative has log g = -inf and does not change u.
         return torch.where(old == NEVER, log_g, torch.where(log_g == NEVER, old, mixed))
 
     def _store(self, ids: Tensor, log_u: Tensor) -> None:

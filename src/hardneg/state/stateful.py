@@ -117,7 +117,7 @@ class Stateful(nn.Module):
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in values.items():
             after = getattr(self, name)
-            if after.dtype != before.dtype:  # a cast: taken back from the value before it, on the new device
+            if after.dtype != before.dtype:  # a cast: restore the value from before it, on the new device
                 setattr(self, name, before.to(after.device))
         return moved
 

@@ -58,7 +58,7 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
         return None
     anchors, (candidates,) = pairing.anchors, pairing.candidates
     temperature, n = known_number(pairing.temperature), candidates.vectors.shape[0]
-    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one is refused elsewhere
+    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one raises elsewhere
         return None
     if anchors.ids is None or candidates.ids is None:
         return None
@@ -136,7 +136,7 @@ class _Tilt(NamedTuple):
         assert mine is not None
         assert theirs is not None
         b, n, device, vectors = mine.shape[0], theirs.shape[0], mine.device, pairing.anchors.vectors
-        beta = form.beta if form.beta > 1e-30 else 0.0  # what float32 may take for 0
+        beta = form.beta if form.beta > 1e-30 else 0.0  # float32 may round smaller values to 0
         dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         if not pairing.ids_given:
             number, same = n - views, constant(_same_columns, b, views, device=device)
@@ -190,7 +190,9 @@ class _Tilted(torch.autograd.Function):
         if tilt.same is not None:
             s.scatter_(1, tilt.same, NEVER)
         else:
-            s.masked_fill_(~other_id(*tilt.ids), NEVER).masked_fill_(tilt.support == 0, 0.0)  # such a row costs 0
+            s.masked_fill_(~other_id(*tilt.ids), NEVER).masked_fill_(
+                tilt.support == 0, 0.0
+            )  # the loss of such a row is 0
         top = s.amax(-1, keepdim=True)
         if not beta:
             q, share = None, torch.softmax(s, dim=-1)
@@ -255,7 +257,7 @@ class _Symmetric(torch.autograd.Function):
                 by_weight = torch.mul(w, e, out=room)
             torch.sum(by_weight, -1, keepdim=True, out=weighed[rows])
         for total in (mass, weighed):
-            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: such a row costs 0
+            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: the loss of such a row is 0
         ctx.tilt = tilt
         ctx.save_for_backward(vectors, mass, weighed)
         own = (vectors[:, None] * vectors[tilt.own]).sum(-1).mul_(tilt.scale)

@@ -238,7 +238,7 @@ class Sizes(NamedTuple):
         return cls(wanted, count.flatten().to(torch.int32).contiguous(), int(slack * n))
 
     def hints(self, sample: Annotated[Tensor, "b k"], n: int) -> Annotated[Tensor, "b 4"]:
-        """Return values of a sample of each row between which the edges lie most of the time: below and above each edge."""
+        """Return values of a sample between which the edges of each row lie most of the time, two per edge."""
         sample, number = sample.float().sort(dim=1, descending=True).values, sample.shape[1]
         share = self.wanted.float() / max(n, 1)
         spread = 2.0 * (number * share * (1.0 - share)).clamp(min=0.0).sqrt() + 1.0

@@ -71,7 +71,7 @@ def why_unsupported_inputs(anchors: Tensor, candidates: Tensor, temperature: flo
     if max(anchors.numel(), candidates.numel()) >= 2**31:
         return "one side has 2**31 elements or more"
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
-        return f"there are {temperature.numel()} temperatures, and not one for all anchors"
+        return f"there are {temperature.numel()} temperatures instead of one for all anchors"
     if beta < 0:
         return f"the tilt beta={beta} is negative"
     return None

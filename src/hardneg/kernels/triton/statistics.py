@@ -80,7 +80,8 @@ def row_statistics(
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
     if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.labels is not None):
-        raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
+        what = "normalize=True, no band, no labels and candidates without a gradient for a window"
+        raise ArgumentError("row_statistics", what, "other arguments")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     masked = tags.few or (window is not None and tags.ids is not None)  # ties are broken by column, not by id
     plan = LaunchPlan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)

@@ -70,7 +70,7 @@ def why_unsupported(log_scores: PerColumn) -> str | None:
     if not log_scores.is_cuda:
         return f"the scores are on {log_scores.device.type}, and Triton needs a GPU"
     if log_scores.dtype not in (torch.float32, torch.float64):
-        return f"the scores are {log_scores.dtype}, and not float32 or float64"
+        return f"the scores are {log_scores.dtype}, not float32 or float64"
     if log_scores.dtype == torch.float32 and log_scores.shape[1] >= 2**24:
         return "there are 2**24 columns or more, which float32 cannot number"
     return None
