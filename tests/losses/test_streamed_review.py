@@ -207,7 +207,7 @@ def test_diagnose_by_blocks_cuts_numbers_per_anchor(monkeypatch):
     z1, z2 = unit(0, 12), unit(1, 12)
     loss = hn.ContrastiveLoss(hn.Tilt(beta), tau_plus=tau_plus, views="cross", impl="streamed")
     wanted = loss.diagnose(z1, z2)
-    monkeypatch.setattr(contrastive, "LOOKED_AT", 60)
+    monkeypatch.setattr(contrastive, "SCORES_PER_DIAGNOSIS", 60)
     found = loss.diagnose(z1, z2)
     torch.testing.assert_close(found.effective_number, wanted.effective_number)
     assert found.clamped_share() == wanted.clamped_share()

@@ -130,7 +130,7 @@ def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: S
     return [found.pop(0) if want else None for want in wanted]
 
 
-FEWEST = 4
+MIN_BLOCKS = 4
 """Smallest number of blocks for which a graph pays off."""
 Step = Callable[[Rows], None]
 _capturing = Lock()
@@ -146,7 +146,7 @@ def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool])
         allowed: Called after the first block: whether the others may be replays of a graph.
     """
     same = [block for block in blocks if isinstance(block, Tensor) and len(block) == number_of(blocks[0])]
-    if len(same) >= FEWEST:
+    if len(same) >= MIN_BLOCKS:
         _replay(step, same[0].clone(), len(same), allowed)
         blocks = blocks[len(same) :]
     for block in blocks:

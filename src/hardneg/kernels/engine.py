@@ -27,7 +27,7 @@ from hardneg.kernels.backends.dense import Dense
 from hardneg.kernels.backends.tiles import Tiles
 from hardneg.negatives.base import Mask, Negatives
 
-MOST_DENSE = {"cpu": 2**22, "cuda": 2**27}
+MAX_DENSE_SCORES = {"cpu": 2**22, "cuda": 2**27}
 """Largest number of scores for which ``impl="auto"`` builds a dense matrix, by device.
 
 Above it, tiles that fit the caches are faster on a CPU (benchmarks/algebra.py), and elsewhere a dense matrix would take
@@ -89,7 +89,7 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
     reason = _why_not_triton(pairing, negatives, objective) if first is None else f"{first!r} is built from tensors"
     number = len(pairing) * pairing.num_candidates
-    most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
+    most = MAX_DENSE_SCORES.get(pairing.anchors.vectors.device.type, MAX_DENSE_SCORES["cuda"])
     if reason is None and impl == "auto" and number <= most:
         ranked = getattr(negatives.closed_form(), "window", None) is not None
         reason = "its ranks would be computed from 16-bit products" if ranked else None

@@ -34,9 +34,9 @@ from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count
 
-_few = 16
+_whole_bank_factor = 16
 """A bank of up to this many times the draws is multiplied as a whole instead of gathering the drawn entries."""
-_most_gathered = 1 << 22
+_max_gathered = 1 << 22
 """Numbers that are gathered at a time."""
 
 
@@ -190,10 +190,10 @@ def drawn_products(z: View, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annota
     z = z.to(wide)
     if ids.numel() <= len(bank.vectors):
         found = _gathered_products(z, bank.vectors, places)
-    elif len(bank.vectors) <= _few * k:
+    elif len(bank.vectors) <= _whole_bank_factor * k:
         found = (z @ bank.vectors.to(wide, copy=True).T).gather(1, places)
     else:
-        entries, rows = bank.vectors.clone(), max(1, _most_gathered // (k * z.shape[1]))
+        entries, rows = bank.vectors.clone(), max(1, _max_gathered // (k * z.shape[1]))
         parts = zip(z.split(rows), places.split(rows), strict=True)  # type: ignore[no-untyped-call]
         gathered = partial(checkpoint, _gathered_products, use_reentrant=False, preserve_rng_state=False)
         found = torch.cat([gathered(part, entries, at) for part, at in parts])

@@ -31,7 +31,7 @@ from hardneg.kernels.plan import fields_of_rows, is_per_anchor, tensor_fields, w
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 
-LOOKED_AT = 2**23
+SCORES_PER_DIAGNOSIS = 2**23
 """Number of scores that are diagnosed at once."""
 Temperature = float | Tensor | Schedule
 
@@ -337,7 +337,7 @@ class ContrastiveLoss(nn.Module):
         pairing, current = pairing.prepared(), self._current
         size, path = len(pairing), choose(pairing, current, self._objective, self.impl, first)
         if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
-            size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
+            size = max(1, SCORES_PER_DIAGNOSIS // max(pairing.num_candidates, 1))
         if size >= len(pairing):
             return self._diagnose(_left(dense(pairing), first), current, self._tau_plus())
         parts = []

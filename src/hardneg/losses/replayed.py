@@ -15,10 +15,10 @@ from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.cuda_graphs import capture
 from hardneg.state.stateful import Stateful
 
-WARM = 2
+WARMUP_CALLS = 2
 """Calls before a capture: they compile, and load what cannot be loaded during a capture."""
 DEVICE = "cuda"
-MOST = 4
+MAX_SHAPES = 4
 """Largest number of batch shapes that are captured; batches of further shapes run without a graph."""
 
 
@@ -48,7 +48,7 @@ class Replayed:
         key = (*kinds, *places, self.loss.training, torch.is_autocast_enabled(z1.device.type))
         step = self._steps.get(key)
         if step is None:
-            if len(self._steps) >= MOST:
+            if len(self._steps) >= MAX_SHAPES:
                 return self._plain(*inputs)
             step = self._steps[key] = _Step(self.loss, buffers, inputs)
         value, *last = _Replay.apply(step, *inputs)  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ class _Step:
             if mine is not None and given is not None:
                 mine.copy_(given)
         self.calls += 1
-        if self.calls == WARM + 1:
+        if self.calls == WARMUP_CALLS + 1:
             self.graph = capture(self._capture, self.buffers[0].device)
         if self.graph is not None and self.calls & (self.calls - 1):
             self.graph.replay()
@@ -94,7 +94,9 @@ class _Step:
                 if isinstance(each, Stateful):
                     each.check_next()
             found = self._work()
-        if self.calls > WARM:  # values cached from buffers (see ``Stateful``) must notice that the graph changed them
+        if (
+            self.calls > WARMUP_CALLS
+        ):  # values cached from buffers (see ``Stateful``) must notice that the graph changed them
             torch.autograd.graph.increment_version(self.buffers)
         return found
 

@@ -143,7 +143,7 @@ def _check_size(tree: ast.expr, text: str) -> None:
 
 
 def _too_deep(text: str) -> TooLong:
-    return TooLong("The grammar", f"at most {MAX_DEPTH} nested brackets", f"more in {_shown(text)}")
+    return TooLong("The grammar", f"at most {MAX_DEPTH} levels of nesting", f"more in {_shown(text)}")
 
 
 def _shown(text: object) -> str:

@@ -26,7 +26,7 @@ from hardneg.search.topk import top_of_rows
 
 GROUP = 16
 """Number of columns of which the bfloat16 screen keeps the largest product."""
-_NUMBERS = 1 << 24
+_MAX_GATHERED = 1 << 24
 """Numbers in gathered vectors that are held at a time."""
 
 
@@ -50,7 +50,7 @@ def pair_similarity(
         >>> pair_similarity(rows, rows).tolist(), pair_similarity(rows, rows, cosine=True).tolist()
         ([25.0, 0.0], [1.0, 0.0])
     """
-    at_once = max(1, _NUMBERS // max(first.shape[1], 1))
+    at_once = max(1, _MAX_GATHERED // max(first.shape[1], 1))
     pieces = zip(torch.split(first, at_once), torch.split(second, at_once), strict=True)
     return torch.cat([_pair_similarity(a, b, cosine) for a, b in pieces]) if len(first) else first.new_zeros(0).double()
 
@@ -235,7 +235,7 @@ class RunningNearest:
         return Nearest(self.best.key, self.best.rows, similarity)
 
     def _similarity(self, documents: DocumentBlock, place: Tensor, column: Tensor) -> Tensor:
-        found, at_once = [], max(1, _NUMBERS // max(self.raw.shape[1], 1))
+        found, at_once = [], max(1, _MAX_GATHERED // max(self.raw.shape[1], 1))
         for some, its in zip(torch.split(place, at_once), torch.split(column, at_once), strict=True):
             rows = documents.raw[its.to(documents.raw.device)].to(self.corpus.device)
             found.append(pair_similarity(self.raw[some], rows, cosine=self.corpus.cosine))
@@ -284,7 +284,7 @@ class RunningNearest:
         least = self._least(largest, wide, self._banned)
         place, group = (largest >= _threshold(least - wide, largest.dtype)).nonzero().unbind(1)
         places, columns = [], []
-        step = max(1, _NUMBERS * 16 // (GROUP * self.queries.shape[1]))
+        step = max(1, _MAX_GATHERED * 16 // (GROUP * self.queries.shape[1]))
         for some, its in zip(torch.split(place, step), torch.split(group, step), strict=True):
             column = its[:, None] + width * torch.arange(GROUP, device=group.device)
             inside = column.clamp(max=len(documents) - 1)

@@ -23,7 +23,7 @@ from hardneg.core.bounds import Edge
 from hardneg.kernels.triton.language import installed, interpreted, jit, launched, tl
 
 BLOCK, WARPS, SAMPLE = 2048, 8, 512
-MOST = 256
+MAX_PASSES = 256
 """Largest number of passes; more than any row needs."""
 ALL = 2**62
 """A column after all others: every value that equals the edge is inside it."""
@@ -280,7 +280,7 @@ class RowEdges(NamedTuple):
         if rows and n:
             _edges[(rows,)](
                 values, ids[1], ids[0], sizes.wanted, sizes.number, hints, self.value, self.place,
-                base, n, values.stride(0), sizes.slack, MOST,
+                base, n, values.stride(0), sizes.slack, MAX_PASSES,
                 BLOCK=BLOCK, IDS=ids[0] is not None and ids[1] is not None, HALF=values.dtype == torch.float16,
                 num_warps=WARPS,
             )  # fmt: skip

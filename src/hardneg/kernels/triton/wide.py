@@ -18,9 +18,9 @@ from hardneg.kernels.triton.sides import SweepSide
 
 CHUNK_BYTES = 5 * 2**26
 """Size of the products of a chunk of the rows."""
-MULTIPLE = 32
+ROW_MULTIPLE = 32
 """Rows of all chunks but the last are a multiple of this, and so of the rows of every block."""
-MOST_ROWS = 2**19
+MAX_CHUNK_ROWS = 2**19
 """Largest number of rows of a chunk.
 
 A CUDA grid has less than 2**16 blocks in its second dimension, here of 16 rows each.
@@ -54,7 +54,7 @@ class Wide:
         """Choose the size of the chunks and allocate the memory."""
         assert rows.units is not None
         b, n = len(rows.vectors), len(columns.vectors)
-        size = min(max(CHUNK_BYTES // (2 * max(n, 1)) // MULTIPLE, 1) * MULTIPLE, b, MOST_ROWS)
+        size = min(max(CHUNK_BYTES // (2 * max(n, 1)) // ROW_MULTIPLE, 1) * ROW_MULTIPLE, b, MAX_CHUNK_ROWS)
         return cls(rows, columns, size, rows.units.new_empty(size, n))
 
     def chunks(self) -> Iterator[RowChunk]:
