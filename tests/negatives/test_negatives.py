@@ -312,7 +312,8 @@ def test_more_positives_and_blocks_beside_each_other():
     anchors = hn.Keys(loops.random_keys(1, 5, 3), torch.arange(5), torch.tensor([0, 1, 2, 0, 1]))
     parts = [loops.queue(), loops.mined()]
     one = hn.score(anchors, loops.random_keys(2, 5, 3), parts, 0.4)
-    two = hn.core.scoring.concatenate_scores(*(hn.score(anchors, loops.random_keys(2, 5, 3), part, 0.4) for part in parts))
+    blocks = [hn.score(anchors, loops.random_keys(2, 5, 3), part, 0.4) for part in parts]
+    two = hn.core.scoring.concatenate_scores(*blocks)
     for q in ("OtherLabel() * Tilt(1.0)", "From('mined')", "Ring(0.1, 0.6)"):
         log_w = hn.parse(q).log_weights(one)
         assert torch.equal(log_w, hn.parse(q).log_weights(two))

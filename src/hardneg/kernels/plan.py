@@ -29,7 +29,7 @@ CHUNK_BYTES = 2**27
 A pass that holds nothing else of this size uses tiles of twice the size, which takes less time. Not where a weight may
 jump at a bound or an edge: products of tiles of another shape may differ in their last bit, and fall on its other side.
 """
-MIN_ROWS = 256
+MIN_TILE_ROWS = 256
 """Smallest number of rows of a tile on a GPU."""
 EAGER_TENSORS = 8
 """Approximate number of tensors of a tile's size that are held at once if its functions are not compiled."""
@@ -127,7 +127,7 @@ class SweepPlan:
         numbers = CHUNK_BYTES // self.products.anchors.vectors.element_size()
         numbers //= 1 if self.runner.compiles and not with_gradient(self.factors) else EAGER_TENSORS
         columns = max(1, *(len(keys) for keys in self.pairing.candidates))
-        rows = max(numbers // columns, min(MIN_ROWS, numbers))
+        rows = max(numbers // columns, min(MIN_TILE_ROWS, numbers))
         parts = -(-len(self.pairing) // rows)  # of equal size: one shape to compile
         return -(-len(self.pairing) // parts), max(numbers // rows, 1)
 

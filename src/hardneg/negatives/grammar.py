@@ -25,7 +25,7 @@ from hardneg.core.text import printable
 from hardneg.negatives.base import Negatives, registered_negatives
 
 MAX_LENGTH, MAX_FACTORS, MAX_DEPTH = 10_000, 100, 20
-"""Limits of an expression: characters, factors of a product, and nested brackets."""
+"""Limits of an expression: characters, factors of a product, and levels of nesting."""
 
 MAX_WHOLE = 2**63 - 1
 """Largest absolute value of an integer: it must fit into 64 bits."""

@@ -33,13 +33,13 @@ from hardneg.core.tiles import NEVER, num_others, other_id
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
-SUPPORTED_STATISTICS = (LogMean, Support)
+TILTED_STATISTICS = (LogMean, Support)
 """The statistics that are computed here."""
 BLOCK = 2**20
-"""Scores of a block of rows (4 MiB in float32), as long as that is at least MIN_ROWS rows."""
-MIN_ROWS = 64
+"""Scores of a block of rows (4 MiB in float32), as long as that is at least MIN_BLOCK_ROWS rows."""
+MIN_BLOCK_ROWS = 64
 MAX_COLUMNS = 2**18
-"""Largest number of candidates: above, blocks of MIN_ROWS rows would take more memory than tiles."""
+"""Largest number of candidates: above, blocks of MIN_BLOCK_ROWS rows would take more memory than tiles."""
 MAX_BITS = 64.0
 """Largest ratio, in bits, of the terms of sums with one shift for all rows.
 
@@ -67,7 +67,7 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
     form = negatives.closed_form()
     if form is None or form.other_labels or form.banded or form.window is not None:
         return None
-    return form if all(type(each) in SUPPORTED_STATISTICS for each in objective.statistics().values()) else None
+    return form if all(type(each) in TILTED_STATISTICS for each in objective.statistics().values()) else None
 
 
 def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
@@ -285,7 +285,7 @@ class _Symmetric(torch.autograd.Function):
 def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
     """Iterate over blocks of rows in the same memory: glibc would not reuse that of one block for the next."""
     n, (mine, theirs) = vectors.shape[0], tilt.ids
-    size = min(-(-n // 2), max(MIN_ROWS, BLOCK // n))  # never all pairs at once
+    size = min(-(-n // 2), max(MIN_BLOCK_ROWS, BLOCK // n))  # never all pairs at once
     exponentials, rooms = (vectors.new_empty(size, n) for _ in range(2))
     shift = vectors.new_full((), -tilt.scale)
     same = mine.new_empty(size, n, dtype=torch.bool) if tilt.same is None else None

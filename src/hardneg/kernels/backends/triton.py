@@ -30,7 +30,7 @@ from hardneg.kernels.triton.statistics import RowStatistics, row_statistics, two
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
-SUPPORTED_STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
+FUSED_STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
 MAX_RANKED = 2**26
 """Number of candidates from which the pairs of a chunk of anchors cannot be numbered in 32 bits."""
 LARGEST_UNIT_NORM = 1.02
@@ -62,7 +62,7 @@ def why_unsupported_loss(pairing: Pairing, negatives: Negatives, objective: Obje
         return "products of float32 without TF32 are faster in cuBLAS"
     if form is None:
         return f"{negatives!r} is not of the closed family"
-    if unknown := [name for name, each in objective.statistics().items() if type(each) not in SUPPORTED_STATISTICS]:
+    if unknown := [name for name, each in objective.statistics().items() if type(each) not in FUSED_STATISTICS]:
         return f"{objective!r} needs the row statistic {unknown[0]!r}"
     if pairing.label_positives and objective.pair_form is None:
         return f"{objective!r} of positives by label needs every pair"
