@@ -295,7 +295,7 @@ def test_numbers_per_instance_name_the_anchors():
             with pytest.raises(ArgumentError) as caught:
                 use(z1, z2)
             assert caught.value.got == got
-            assert caught.value.what.startswith("a number for each of the 6 anchors")
+            assert caught.value.what.startswith("one number for each of the 6 anchors")
     repeated = hn.ContrastiveLoss(tau_plus=torch.cat([share] * 2), reduction="none")(z1, z2)
     each = [hn.ContrastiveLoss(tau_plus=one.item(), reduction="none")(z1, z2) for one in share]
     torch.testing.assert_close(repeated, torch.stack([*each, *each]).diagonal())

@@ -70,6 +70,7 @@ class RowStatisticsPass(Sweep):
     """
 
     sums: Sums
+    """Sums over whole rows, kept for the backward pass."""
     known: Tensor
     """The sums and the gradients by the statistics, next to each other."""
 
@@ -129,7 +130,18 @@ def parts_of_tile(
     bounds: Sequence[Bounds],
     block: int | None,
 ) -> Parts:
-    """Compute the parts of a tile, in blocks of ``block`` candidates, or in one block."""
+    """Compute the parts of the statistics for one tile.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, cut to the rows of the tile.
+        bounds: Bounds of each factor, cut to the rows of the tile.
+        block: Number of candidates per block; None for one block.
+
+    Returns:
+        The parts of every block of the tile.
+    """
     pointwise = functions.with_leaves(leaves)
     statistics = list(statistics_of(pointwise.objective).values())
     masked = compared.masked(compared.similarity(), pointwise.temperature)
@@ -144,6 +156,7 @@ def parts_of_tile(
 
 
 def _parts_of_positives(statistics: Sequence[Statistic], tile: Tile, real: Tensor, block: int | None) -> list[Tensor]:
+    """Compute the parts of the statistics over positives for one tile."""
     relative = _blocks(torch.where(real, 0.0, NEVER).to(tile.s.dtype), block, NEVER)
     some = [each for each in statistics if each.over == "positives"]
     return [each.part(_blocks(each.value(tile), block, 0.0), relative) for each in some]
@@ -161,6 +174,11 @@ def packed_parts(functions: Functions, leaves: Sequence[Tensor], parts: Parts) -
     """Merge the parts of all blocks of a tile and pack them.
 
     It is not compiled together with ``parts_of_tile``, which would then read the tile twice.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        leaves: The tensors of the functions.
+        parts: The parts of the blocks of one tile.
     """
     if parts.shift.shape[1] > 1:
         parts = _joined(list(statistics_of(functions.with_leaves(leaves).objective).values()), parts)
@@ -200,7 +218,17 @@ def pull_tile(
     known: Tensor,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
-    """Compute the gradients by the similarities of a tile and by the leaves."""
+    """Compute the gradients by the similarities of a tile and by the leaves.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, cut to the rows of the tile.
+        wanted: Whether each gradient is needed: the similarities, then the leaves.
+        bounds: Bounds of each factor, cut to the rows of the tile.
+        known: Sums and gradients of these rows, see ``RowStatisticsPass.known``.
+        dtype: Type of the gradient by the similarities.
+    """
     shift, log_mass, *rest = known.unbind(1)
     totals, grads = ([each[:, None] for each in some] for some in (rest[: len(rest) // 2], rest[len(rest) // 2 :]))
     sums = Sums(Mass(shift[:, None], log_mass[:, None]), totals)
@@ -288,7 +316,18 @@ def sum_of_tile(
     names: tuple[str, ...],
     similarity: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the sums of the losses of a tile and their numbers, optionally for other similarities than the tile's."""
+    """Compute the sums of the losses of a tile's promoted pairs, and their numbers.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, then the row statistics.
+        names: Names of the row statistics, the last of the leaves.
+        similarity: Similarities to use instead of the tile's, for their gradient.
+
+    Returns:
+        Sum and number of the losses of each row, [r, 1] each.
+    """
     pointwise = functions.with_leaves(leaves)
     masked = compared.masked(compared.similarity() if similarity is None else similarity, pointwise.temperature)
     assert masked.promoted is not None
@@ -305,7 +344,16 @@ def pull_pairs(
     wanted: Sequence[bool],
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """Compute the gradients of the losses of a tile by its similarities and by the leaves."""
+    """Compute the gradients of the losses of a tile's promoted pairs by its similarities and by the leaves.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, then the row statistics.
+        names: Names of the row statistics.
+        wanted: Whether each gradient is needed: the similarities, then the leaves.
+        grad: Gradient by the sum of the losses of each row, [r, 1].
+    """
 
     def outputs_of(inputs: Sequence[Tensor]) -> Outputs:
         return [(sum_of_tile(functions, compared, inputs[1:], names, inputs[0])[0], grad)]
@@ -321,6 +369,7 @@ class LargestValue(Sweep):
     """
 
     share: Tensor
+    """Gradient of each pair that reaches the value of its row."""
 
     def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf], bounds: list[Bounds], place: tuple[int, str]) -> None:
         super().__init__(plan, leaves)

@@ -36,7 +36,7 @@ EAGER_TENSORS = 8
 
 
 class ComparedTile(NamedTuple):
-    """A tile before the pointwise functions: the products of its vectors, and its context."""
+    """A tile before the pointwise functions: the products of its vectors, and its context (tags and masks)."""
 
     product: Tensor
     scale: Tensor | None
@@ -62,6 +62,11 @@ def tempered(similarity: Tensor, scale: Tensor | None, temperature: float | Tens
     """Divide similarities by the temperature, exactly as dense scores are divided.
 
     Where products were rounded to 16 bits anyway, multiply by the inverse, which is faster.
+
+    Args:
+        similarity: Similarities of a tile.
+        scale: Scale of the products; None if they were not rounded to 16 bits.
+        temperature: The temperature.
     """
     if scale is None or isinstance(temperature, Tensor):
         return similarity / temperature
@@ -223,7 +228,13 @@ def tensor_fields(holder: Any) -> dict[str, Tensor]:
 
 
 def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
-    """True if a field holds one number per anchor, and is not a table that happens to have as many entries."""
+    """True if a field holds one number per anchor, and is not a table that happens to have as many entries.
+
+    Args:
+        tensor: The field.
+        name: Its name, which decides about the shape: see ``PER_ANCHOR``.
+        rows: Number of anchors.
+    """
     return tensor.shape == ((rows,) if name in PER_ANCHOR else (rows, 1))
 
 
@@ -233,7 +244,13 @@ def with_fields(holder: Holder, tensors: dict[str, Tensor]) -> Holder:
 
 
 def fields_of_rows(holder: Holder, rows: slice, number: int) -> Holder:
-    """Return the holder with its per-anchor fields cut to these rows; ``number`` is the number of anchors."""
+    """Return the holder with its per-anchor fields cut to some rows.
+
+    Args:
+        holder: A distribution, objective or mask.
+        rows: The rows.
+        number: Number of anchors.
+    """
     tensors = tensor_fields(holder).items()
     return with_fields(holder, {name: each[rows] for name, each in tensors if is_per_anchor(each, name, number)})
 
@@ -294,6 +311,11 @@ class Leaf(NamedTuple):
 
 def collect(pairing: Pairing, factors: tuple[Negatives, ...], objective: Objective) -> tuple[Functions, list[Leaf]]:
     """Collect the tensors of the temperature and of all fields, in one order.
+
+    Args:
+        pairing: The pairing, for its temperature and the number of anchors.
+        factors: The factors of the distribution.
+        objective: The objective.
 
     Returns:
         The functions without their tensors, and the leaves.

@@ -101,7 +101,13 @@ class Products:
 
 
 def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add a product of matrices to ``total``, without a temporary tensor where torch supports that."""
+    """Add a product of matrices to ``total``, without a temporary tensor where torch supports that.
+
+    Args:
+        total: Sum of products [m, n] in float32 or wider, changed in place.
+        first: Matrix [m, k].
+        second: Matrix [k, n].
+    """
     if total.is_cuda and first.dtype in HALF and hasattr(torch.ops.aten.addmm, "dtype_out"):
         torch.ops.aten.addmm.dtype_out(total, first, second, total.dtype, out=total)
     else:
@@ -117,7 +123,13 @@ def write_product(out: Tensor, first: Tensor, second: Tensor) -> None:
 
 
 def add_rows(total: Tensor, rows: Rows, values: Tensor) -> None:
-    """Add values to these rows, which are distinct: the result has the same bits in every run."""
+    """Add values to these rows, which are distinct: the result has the same bits in every run.
+
+    Args:
+        total: Tensor to change in place; all of a scalar.
+        rows: The rows, as a slice or as numbers.
+        values: One entry per row.
+    """
     if isinstance(rows, Tensor) and total.ndim:
         total.index_add_(0, rows, values.to(total.dtype))
     else:

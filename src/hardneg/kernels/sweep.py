@@ -91,7 +91,16 @@ class Sweep(ABC):
 
 
 def sweep(task: Sweep, pairing: Pairing, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
-    """Run a pass, with gradients to the vectors of the planned pairing and to the leaves."""
+    """Run a pass, with gradients to the vectors of the planned pairing and to the leaves.
+
+    Args:
+        task: The pass, with its plan.
+        pairing: The prepared pairing that was planned, whose vectors get the gradient.
+        leaves: Further tensors that may get a gradient, in the order in which the pass expects them.
+
+    Returns:
+        The outputs of the pass.
+    """
     vectors = [pairing.anchors.vectors, *(keys.vectors for keys in pairing.candidates)]
     found: tuple[Tensor, ...] = _Swept.apply(task, *vectors, *(leaf.tensor for leaf in leaves))  # type: ignore[no-untyped-call]
     return found
@@ -144,6 +153,7 @@ class _Totals:
         ]
 
     def pull(self, rows: Rows, leaves: list[Leaf], grads: Grads) -> None:
+        """Add the gradients of all tiles of a block of rows."""
         plan, products, (anchors, *pools) = self.task.plan, self.task.plan.products, self.vectors
         for cut in plan.cuts:
             own = anchors is not None and products.pools[cut.pool] is products.anchors
@@ -155,6 +165,7 @@ class _Totals:
             self.add_leaves(rows, of_leaves)
 
     def add_leaves(self, rows: Rows, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients by the leaves, of these rows where a leaf has one entry per anchor."""
         for total, gradient, per_anchor in zip(self.leaves, gradients, self.task.per_anchor, strict=True):
             if total is not None and gradient is not None:
                 add_rows(total, rows if per_anchor else slice(None), gradient)
@@ -243,6 +254,7 @@ def _in_graphs(plan: SweepPlan) -> list[Bounds]:
 
 @torch.no_grad()
 def _put_bounds(plan: SweepPlan, i: int, before: list[Bounds], whole: RowCollector[Bounds], rows: Rows) -> None:
+    """Compute the bounds of factor i for a block of rows and store them."""
     reducer, block = _Compiled(plan), PlannedRows(plan, rows)
     states = reducer.states(plan.factors, i, block, rows_of(before, rows))
     whole.put(rows, reducer.finish(plan.factors[i].bounds(), states, block))
@@ -290,6 +302,7 @@ class _Compiled(Reducer):
     def _window(
         self, bound: Window, state: State, earlier: Bounds, rows: PlannedRows
     ) -> tuple[Edge | None, Edge | None]:
+        """Find the edges of a window by the kernel that counts, or by sorting where that kernel does not run."""
         value, column = state
         from hardneg.kernels.triton.edges import can_rank, edges
 
@@ -309,7 +322,16 @@ class _Compiled(Reducer):
 def states_of_tile(
     functions: Functions, i: int, compared: ComparedTile, leaves: Sequence[Tensor], before: Sequence[Bounds], raw: bool
 ) -> dict[str, State]:
-    """Compute the states of the bounds over candidates of factor i, for one tile."""
+    """Compute the states of the bounds over candidates of one factor, for one tile.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        i: Index of the factor.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, cut to the rows of the tile.
+        before: Bounds of the earlier factors, which decide which candidates are left.
+        raw: Whether windows rank products instead of scores.
+    """
     pointwise = functions.with_leaves(leaves)
     masked = compared.masked(compared.similarity(), pointwise.temperature)
     left = left_by(pointwise.factors[:i], before)(masked.tile, masked.valid)

@@ -181,10 +181,15 @@ class BankContrast(nn.Module):
 
 
 def drawn_products(z: View, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    """Compute the products of each row with the bank entries of its ids; 0 for negative ids.
+    """Compute the products of each row with the bank entries of its ids.
 
     Memory is at most that of the bank. The products use a copy of the entries, because the bank may be updated before
     the backward pass. Multiplying a small bank as a whole is cheaper than gathering the drawn entries.
+
+    Args:
+        z: Vectors [b, d].
+        bank: The bank.
+        ids: Ids of k entries per row, [b, k]; the product of a negative id is 0.
     """
     places, k, wide = ids.clamp(min=0), ids.shape[1], torch.promote_types(z.dtype, bank.vectors.dtype)
     z = z.to(wide)

@@ -221,6 +221,9 @@ class ContrastiveLoss(nn.Module):
         The arguments are those of the call. With ``gather``, the anchors are those of this rank, or of all ranks with
         ``all_anchors``.
 
+        Returns:
+            The pairing; ``of`` computes its loss.
+
         Raises:
             ArgumentError: If views are not tensors, shapes do not match, or ``generate`` is combined with a guide.
         """

@@ -99,7 +99,13 @@ def uniform_columns(allowed: Annotated[Tensor, "b n"], uniforms: Annotated[Tenso
 
 
 def gumbel_order(log_w: Tensor, uniforms: Annotated[Tensor, "b n"], k: int) -> Annotated[Tensor, "b k"]:
-    """Return the columns of k draws without replacement in the order of drawing; -1 after the last."""
+    """Return the columns of k draws without replacement in the order of drawing; -1 after the last.
+
+    Args:
+        log_w: Log-weights [b, n].
+        uniforms: Uniform numbers in [0, 1), [b, n].
+        k: Number of draws per row.
+    """
     values, index = top_of_rows(gumbel_keys(log_w, uniforms), k)
     return torch.where(values == NEVER, -1, index)
 

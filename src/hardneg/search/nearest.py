@@ -127,7 +127,14 @@ class Corpus:
         return similarity
 
     def exclude(self, similarity: Tensor, excluded: Excluded, low: int, high: int) -> None:
-        """Set the similarities of excluded pairs to ``NEVER``, in place."""
+        """Set the similarities of excluded pairs to ``NEVER``, in place.
+
+        Args:
+            similarity: Similarities with the rows low to high - 1, [b, m].
+            excluded: Pairs to skip.
+            low: First row.
+            high: Row after the last.
+        """
         query, row = excluded
         if len(row) and (low or high < len(self)):
             inside = (row >= low) & (row < high)
@@ -176,7 +183,13 @@ class Nearest(NamedTuple):
 
 
 def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
-    """Merge two lists and keep the best; all rows of the second must be larger than those of the first."""
+    """Merge two lists and keep the best.
+
+    Args:
+        first: Lists of earlier rows.
+        second: Lists of later rows: all of their rows must be larger than those of the first.
+        size: Length of the result.
+    """
     both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
     key, place = both[0].sort(dim=1, descending=True, stable=True)
     place = place[:, :size]

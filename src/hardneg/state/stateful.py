@@ -191,6 +191,11 @@ def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
 
     Costs one synchronisation on a GPU.
 
+    Args:
+        who: Name of the caller, for errors.
+        ids: Ids [b].
+        num_instances: Size of the data set.
+
     Raises:
         ArgumentError: If the ids are no tensor, or one is too large.
     """

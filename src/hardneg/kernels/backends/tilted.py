@@ -38,6 +38,7 @@ TILTED_STATISTICS = (LogMean, Support)
 BLOCK = 2**20
 """Scores of a block of rows (4 MiB in float32), as long as that is at least MIN_BLOCK_ROWS rows."""
 MIN_BLOCK_ROWS = 64
+"""Smallest number of rows of a block."""
 MAX_COLUMNS = 2**18
 """Largest number of candidates: above, blocks of MIN_BLOCK_ROWS rows would take more memory than tiles."""
 MAX_BITS = 64.0
@@ -50,7 +51,14 @@ A coefficient may be as large, so that upstream gradients have half of float32's
 def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
     """Return the tilt if ``dense_rows`` computes it: all other instances of a batch of views, weighted by e^(beta s).
 
-    None for anything else: labels, guides, bands, windows, several pools, other statistics, compilers.
+    Args:
+        pairing: The anchors, positives and candidates of the batch.
+        negatives: The distribution of negatives.
+        objective: The objective, for the statistics that it declares.
+
+    Returns:
+        The closed form; None for anything else: labels, guides, bands, windows, several pools, other statistics,
+        compilers.
     """
     if not pairing.num_views or len(pairing.candidates) > 1 or pairing.label_positives or pairing.guide is not None:
         return None
@@ -71,7 +79,11 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
 
 
 def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
-    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates."""
+    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates.
+
+    None as for ``dense_form``, for more than ``MAX_COLUMNS`` candidates, and if the exponents spread over more than
+    ``MAX_BITS``. The arguments are those of ``dense_form``.
+    """
     small = pairing.num_candidates <= MAX_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
     if not (small and pairing.itself and pairing.normalize and not pairing.ready):
         return None
@@ -83,7 +95,12 @@ def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective)
 
 
 def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
-    """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device."""
+    """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device.
+
+    Args:
+        pairing: A pairing for which ``dense_form`` returns a form.
+        form: That form.
+    """
     tilt = _Tilt.of(pairing, form, dense=True)
     if tilt.raw:
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
@@ -117,12 +134,15 @@ class _Tilt(NamedTuple):
     scale: float
     """1 / temperature."""
     beta: float
+    """Exponent of the weights, w = e^(beta s)."""
     slope: float
     """Slope of the log-weights as the gradient sees it: 0 if they are detached."""
     own: Annotated[Tensor, "b p"]
     """Columns of the positives."""
     ids: tuple[Annotated[Tensor, "b"], Annotated[Tensor, "n"]]
+    """Ids of the anchors and of the candidates."""
     support: PerRow
+    """Number of negatives of each row, [b, 1]."""
     same: Annotated[Tensor, "b v"] | None
     """Columns of the anchor's instance if the rows of the views were numbered; None if ids decide."""
     number: int | None
@@ -132,6 +152,7 @@ class _Tilt(NamedTuple):
 
     @classmethod
     def of(cls, pairing: Pairing, form: ClosedForm, dense: bool) -> _Tilt:
+        """Collect the numbers and masks of a pairing; ``dense`` if they are for matrices."""
         mine, theirs, views = pairing.anchors.ids, pairing.candidates[0].ids, pairing.num_views
         assert mine is not None
         assert theirs is not None

@@ -31,6 +31,7 @@ from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
 FUSED_STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
+"""The row statistics that the kernels compute."""
 MAX_RANKED = 2**26
 """Number of candidates from which the pairs of a chunk of anchors cannot be numbered in 32 bits."""
 LARGEST_UNIT_NORM = 1.02
@@ -50,7 +51,15 @@ class Triton:
 
 
 def why_unsupported_loss(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
-    """Return why the kernels do not support these arguments; None if they do."""
+    """Return why the kernels do not support these arguments; None if they do.
+
+    The reasons are shown by ``ContrastiveLoss.explain_path``. The order of the checks is from cheap to expensive.
+
+    Args:
+        pairing: The anchors, positives and candidates of the batch.
+        negatives: The distribution of negatives.
+        objective: The objective, for the statistics that it declares.
+    """
     form, pools = negatives.closed_form(), pairing.candidates
     beta = 0.0 if form is None else form.beta
     if any(keys.private for keys in pools):
@@ -98,7 +107,13 @@ def is_slow(pairing: Pairing) -> bool:
 
 
 def rows_of_closed_family(pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-    """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch."""
+    """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch.
+
+    Args:
+        pairing: A pairing that ``why_unsupported_loss`` accepts.
+        negatives: A distribution with a closed form.
+        objective: The objective, for the statistics that it declares.
+    """
     form = negatives.closed_form()
     assert form is not None
     temperature = HostTemperature.of(pairing.temperature)
@@ -124,6 +139,7 @@ def _fused_tau_plus(objective: Objective) -> float | None:
 
 
 def _two_views(pairing: Pairing, form: ClosedForm, temperature: HostTemperature, tau_plus: float) -> RowResult:
+    """Compute the losses of two views of each instance in one sweep."""
     found = two_view_losses(
         pairing.anchors.vectors,
         temperature=temperature,
@@ -165,7 +181,13 @@ class _Swept:
         self.candidates = None if pairing.itself else _joined([keys.vectors for keys in pools])
 
     def row(self, objective: Objective, own: Tensor, real: Tensor) -> Row:
-        """Compute the statistics that the objective declares, and the support."""
+        """Compute the statistics that the objective declares, and the support.
+
+        Args:
+            objective: The objective.
+            own: Scores of the anchors' own positives, [b, p].
+            real: True for own positives that exist, [b, p].
+        """
         pairing, form = self.pairing, self.form
         by_label = form.other_labels or (pairing.label_positives and not pairing.same_label_negatives)
         lowest = torch.where(real, own.detach(), torch.inf).amin(-1) * self.temperature.value
@@ -183,6 +205,7 @@ class _Swept:
         return Row(values, pairing.temperature)
 
     def _of(self, statistic: Statistic, found: RowStatistics, own: Tensor, real: Tensor) -> Tensor:
+        """Return one declared statistic of all rows, [b]."""
         if isinstance(statistic, LogPositives):
             log_sum = masked_lse(own, real)[:, 0]
             log_sum = torch.logaddexp(log_sum, self.by_label.log_sum) if self.pairing.label_positives else log_sum
@@ -192,6 +215,7 @@ class _Swept:
         return value.to(own.dtype)
 
     def _sizes(self, window: Window) -> Sizes:
+        """Convert a window of ranks to the numbers of candidates inside its edges."""
         count, n = self._num_others()[:, None], self.pairing.num_candidates
         start, stop = window.places({"count": count})
         return Sizes.of(start, stop, count, window.slack, n)
@@ -225,6 +249,7 @@ class _Swept:
         return positive_statistics(**self._sides(True))
 
     def _sides(self, labels: bool) -> dict[str, Any]:
+        """Return vectors and tags of both sides as arguments of the kernels; with ``labels`` also the labels."""
         anchors, pools = self.pairing.anchors, self.pairing.candidates
         of_pools = None
         if labels and not self.pairing.itself:

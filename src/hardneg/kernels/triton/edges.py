@@ -233,12 +233,25 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, start: Tensor, stop: Tensor, count: Tensor, slack: float, n: int) -> Sizes:
-        """Build the sizes from ranks; ``slack`` is a share of the n columns."""
+        """Build the sizes from ranks.
+
+        Args:
+            start: Number of values inside the first edge of each row, [b, 1].
+            stop: Number of values inside the second edge, [b, 1].
+            count: Number of values of each row, [b, 1].
+            slack: Share of the columns by which an edge may be off.
+            n: Number of columns.
+        """
         wanted = torch.cat([start, stop], dim=1).to(torch.int32).contiguous()
         return cls(wanted, count.flatten().to(torch.int32).contiguous(), int(slack * n))
 
     def hints(self, sample: Annotated[Tensor, "b k"], n: int) -> Annotated[Tensor, "b 4"]:
-        """Return values of a sample between which the edges of each row lie most of the time, two per edge."""
+        """Return values of a sample between which the edges of each row lie most of the time, two per edge.
+
+        Args:
+            sample: Some values of each row, [b, k].
+            n: Number of columns.
+        """
         sample, number = sample.float().sort(dim=1, descending=True).values, sample.shape[1]
         share = self.wanted.float() / max(n, 1)
         spread = 2.0 * (number * share * (1.0 - share)).clamp(min=0.0).sqrt() + 1.0

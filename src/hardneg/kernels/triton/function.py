@@ -49,7 +49,15 @@ def spread(temperature: float, beta: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """The numbers and switches of one call."""
+    """The numbers and switches of one call.
+
+    Attributes:
+        temperature: The temperature, read on the host.
+        beta: The tilt.
+        detach: Whether to stop the gradient through the tilt.
+        normalize: Whether to divide the vectors by their norms.
+        tau_plus: Probability that a negative has the anchor's class.
+    """
 
     temperature: float
     beta: float

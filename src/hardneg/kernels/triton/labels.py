@@ -64,8 +64,18 @@ def positive_statistics(
 ) -> PositiveStatistics:
     """Compute log-sum, sum and number of the scores of same-label candidates, for SupCon with all positives together.
 
-    The arguments are those of ``row_statistics``. Own positives that are no candidates, like the other view of the
-    anchor, are added by the caller.
+    Own positives that are no candidates, like the other view of the anchor, are added by the caller. Tags and options
+    are those of ``row_statistics``.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        temperature: The temperature.
+        anchor_labels: Labels [b].
+        candidate_labels: Labels [n].
+        anchor_ids: Ids [b].
+        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     return PositiveStatistics(*_apply("positive_statistics", anchors, candidates, temperature, tags, normalize, None))
@@ -85,8 +95,17 @@ def pair_losses(
 ) -> LabelLosses:
     """Compute InfoNCE summed over same-label candidates, each the only positive in its denominator (H-SCL).
 
-    ``log_negative`` is log M + log E_q[e^s] of each anchor [b], which gets a gradient; with -inf the loss of its pairs
-    is 0. The other arguments are those of ``row_statistics``.
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        log_negative: log M + log E_q[e^s] of each anchor [b], which gets a gradient; with -inf the loss of its pairs is
+            0.
+        temperature: The temperature.
+        anchor_labels: Labels [b].
+        candidate_labels: Labels [n].
+        anchor_ids: Ids [b].
+        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     total, _, count = _apply("pair_losses", anchors, candidates, temperature, tags, normalize, log_negative)
@@ -102,6 +121,7 @@ def _apply(
     normalize: bool,
     log_negative: Tensor | None,
 ) -> Any:
+    """Check labels and inputs, and run the autograd function."""
     anchors, candidates = supported_sides(who, anchors, candidates, temperature)
     if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
@@ -163,6 +183,7 @@ class LabelGradients(NamedTuple):
 def _upstream(
     g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor | None, dtype: torch.dtype
 ) -> LabelGradients:
+    """Scale the upstream gradients so that their products fit float16."""
     largest = g_first.abs().amax() + (0.0 if offset is not None else g_second.abs().amax())
     unit = torch.where(largest == 0, 1.0, largest * (4.0 / 2.0**14 if dtype == torch.float16 else 1.0))
     if offset is not None:
@@ -174,6 +195,7 @@ def _upstream(
 def _sweep(
     rows: SweepSide, columns: SweepSide, offset: Tensor | None, temperature: float, itself: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward sweep; returns both sums and the number of positives of each row."""
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     first, second = rows.vectors.new_empty(2, b, dtype=torch.float32).unbind()
     count = rows.vectors.new_empty(b, dtype=torch.int32)
@@ -191,6 +213,7 @@ def _sweep(
 def _gradient(
     ctx: Any, rows: SweepSide, columns: SweepSide, anchors: SweepSide, parts: LabelGradients, row: bool, column: bool
 ) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of the rows, and the product of each row with it."""
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient = torch.empty_like(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32)

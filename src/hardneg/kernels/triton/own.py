@@ -32,6 +32,7 @@ def _load(at, mask, NORMS: tl.constexpr):
 def _forward(
     a_ptr, p_ptr, out_ptr, b, num_positives, d, BM: tl.constexpr, BD: tl.constexpr, NORMS: tl.constexpr
 ):  # fmt: skip
+    """Compute the similarities of a block of anchors with their positives."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # positives may have 2**31 elements
     features = tl.arange(0, BD)
     mask = (rows < b)[:, None] & (features < d)[None, :]
@@ -71,6 +72,8 @@ def _backward(
 
 
 class _Similarity(torch.autograd.Function):
+    """The similarities of anchors with their own positives, as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, anchors: Tensor, positives: Tensor, normalize: bool) -> Tensor:
         anchors, positives = anchors.contiguous(), positives.contiguous()

@@ -48,7 +48,14 @@ class HostTemperature(NamedTuple):
 def why_unsupported(
     anchors: Tensor, candidates: Tensor | None = None, temperature: float | Tensor = 1.0, beta: float = 0.0
 ) -> str | None:
-    """Return why the kernels do not support these vectors; None if they do."""
+    """Return why the kernels do not support these vectors; None if they do.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        temperature: The temperature, which must be one number.
+        beta: The tilt.
+    """
     others = anchors if candidates is None else candidates
     if not installed:
         return "triton 3.4 or newer is not installed"
@@ -132,7 +139,11 @@ class SideTags:
         anchor_labels: Tensor | None,
         candidate_labels: Tensor | None,
     ) -> SideTags:
-        """Collect the tags that both sides have; in self-similarity the candidates have those of the anchors."""
+        """Collect the tags that both sides have.
+
+        A tag that only one side has cannot exclude a pair and is dropped. In self-similarity the candidates have the
+        tags of the anchors, and those of the candidates are ignored.
+        """
         if candidates is None:
             candidate_ids, candidate_labels = anchor_ids, anchor_labels
         ids = None if anchor_ids is None or candidate_ids is None else (anchor_ids, candidate_ids)
@@ -163,7 +174,16 @@ class SweepSide(NamedTuple):
 def sides_of(
     anchors: Tensor, candidates: Tensor | None, tags: SideTags, normalize: bool, masked: bool, units: bool = False
 ) -> tuple[SweepSide, SweepSide]:
-    """Prepare rows and columns; they are the same if the candidates are the anchors."""
+    """Prepare rows and columns; they are the same if the candidates are the anchors.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        tags: Ids and labels of both sides.
+        normalize: Whether to divide the vectors by their norms.
+        masked: Whether every block is masked; otherwise both sides are sorted by label or id.
+        units: Whether to compute float16 rows of norm 1, for products that are computed beforehand.
+    """
     ids, labels, split = tags.ids, tags.labels, None
     sort = not masked and bool(ids or labels)
     if sort and ids and labels:
@@ -192,6 +212,7 @@ def _side(
     units: bool,
     order: Tensor | None = None,
 ) -> SweepSide:
+    """Prepare one side: contiguous vectors in their order, with norms and unit rows if needed."""
     vectors = vectors.detach()
     if not normalize:
         return SweepSide(vectors.contiguous() if order is None else vectors[order], None, ids, labels, order)
@@ -210,6 +231,7 @@ def _side(
 def _sorted_side(
     vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, units: bool
 ) -> tuple[SweepSide, Tensor]:
+    """Prepare one side sorted by label, or by id without labels; also return the sorted keys."""
     if labels is None:
         assert ids is not None
         ids, order = ids.sort(stable=True)
@@ -219,6 +241,7 @@ def _sorted_side(
 
 
 def _facing(rows: SweepSide, keys: Tensor, others: Tensor, split: Tensor | None) -> SweepSide:
+    """Add to each row the range of columns with its key."""
     begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
     return rows._replace(begin=begin, end=end, split=split)
 
@@ -252,8 +275,13 @@ class BlockShape(NamedTuple):
 def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False) -> BlockShape:
     """Return the shapes that were fastest on an H200.
 
-    They are the same for the same input, so that the bits are too. ``given``: for products that were computed
-    beforehand.
+    They are the same for the same input, so that the bits are too.
+
+    Args:
+        vectors: The rows of a sweep, for their type and number of features.
+        num_rows: Number of rows.
+        backward: Whether the block is for the backward pass.
+        given: Whether the products are computed beforehand.
     """
     d = vectors.shape[1]
     if given:
@@ -280,7 +308,15 @@ def padded(d: int) -> int:
 def switches(
     rows: SweepSide, columns: SweepSide, itself: bool, block: BlockShape, without: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return the constants of a launch, except those that the kernel is ``without``."""
+    """Return the constants of a launch.
+
+    Args:
+        rows: The rows of the sweep.
+        columns: The columns of the sweep.
+        itself: Whether the columns are the rows.
+        block: Shape of the blocks.
+        without: Names of constants that the kernel does not have.
+    """
     n, d = columns.vectors.shape[0], rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32
     every = {

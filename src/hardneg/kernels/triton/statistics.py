@@ -116,13 +116,26 @@ def two_view_losses(
 ) -> ViewLosses:
     """Compute SimCLR, DCL or HCL of both views in one tensor, with positives, debiasing and losses inside the sweep.
 
-    ``vectors`` [2b, d] has the other view of row i in row i + b, and ``tau_plus`` is the probability that a negative
-    has the anchor's class; the other arguments are those of ``row_statistics``. The result is that of
-    ``row_statistics`` and a few operations on [2b] tensors, with a fraction of the launches, which dominate the time of
-    small batches.
+    The result is that of ``row_statistics`` and a few operations on [2b] tensors, with a fraction of the launches,
+    which dominate the time of small batches.
+
+    Args:
+        vectors: Both views [2b, d]; row i + b is the other view of row i.
+        temperature: A number, or a tensor with one element, which gets a gradient.
+        beta: The tilt log w = beta s.
+        detach: Whether to stop the gradient through the tilt.
+        tau_plus: Probability that a negative has the anchor's class.
+        ids: Ids of the rows [2b]; by default both views of an instance have its number.
+        labels: Labels of the rows [2b]; equal labels are no negatives.
+        low: Lowest plain similarity of a negative.
+        normalize: Whether to divide vectors by their norms, inside the products.
+        unit: Whether the vectors have unit norm.
 
     Returns:
         The losses of all rows, not reduced, with the scores of the positives and the statistics.
+
+    Raises:
+        ArgumentError: If the number of rows is odd, or the kernels do not support the arguments.
     """
     supported_sides("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
     rows = vectors.shape[0]
@@ -141,6 +154,7 @@ def two_view_losses(
 
 
 def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> Band:
+    """Expand the limits of the similarity to one number per anchor."""
     if low is None and high is None:
         return None, None
 

@@ -40,7 +40,11 @@ class RowChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Wide:
-    """Both sides of a sweep, and memory for the products of a chunk."""
+    """Both sides of a sweep, and memory for the products of a chunk.
+
+    ``chunks`` iterates over the rows; for each chunk ``product`` fills the memory, a kernel reads it, and in the
+    backward pass ``add_up`` multiplies the gradients of the pairs with the columns.
+    """
 
     rows: SweepSide
     columns: SweepSide
@@ -70,7 +74,7 @@ class Wide:
         return torch.mm(self.rows.units[chunk.begin : chunk.end], self.columns.units.T, out=memory)
 
     def sample(self, number: int) -> Annotated[Tensor, "b k"]:
-        """Compute the products with about ``number`` of the columns."""
+        """Compute the products with about ``number`` evenly spaced columns, as a sample of each row."""
         assert self.rows.units is not None
         assert self.columns.units is not None
         return self.rows.units @ self.columns.units[:: max(1, len(self.columns.units) // number)].T
