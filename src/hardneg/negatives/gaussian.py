@@ -53,4 +53,4 @@ class Gaussian(Negatives):
 
     def describe(self) -> str:
         """Return the description with the numbers filled in."""
-        return f"Weighs candidates of similarity {self.mu:g} most, and those {self.sigma:g} away 0.61 times as much."
+        return f"Weighs candidates of similarity {self.mu:g} most; those {self.sigma:g} away get 0.61 times the weight."

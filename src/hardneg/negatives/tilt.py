@@ -63,8 +63,8 @@ class Tilt(Negatives):
         which = f"the candidates of {self.source!r}" if self.source is not None else "candidates"
         others = "; the others keep weight 1" if self.source is not None else ""
         return (
-            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: a candidate with 1 more in s "
-            f"counts e^{self.beta:g} times as much{others}."
+            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: raising s by 1 multiplies the "
+            f"weight by e^{self.beta:g}{others}."
         )
 
     def reads(self) -> frozenset[str]:
