@@ -301,7 +301,7 @@ def measure_chain(device: torch.device) -> dict[str, Any]:
     proposals = torch.randint(0, 510, (512, 510), device=device)
     parts = scores, proposals[:, 0].contiguous(), proposals, torch.rand(512, 510, device=device).log()
     found = {"loop_milliseconds": milliseconds(lambda: chain.metropolis_hastings(*parts, 255), device)}
-    if triton_chain.supports(scores) is None:
+    if triton_chain.why_unsupported(scores) is None:
         found["kernel_milliseconds"] = milliseconds(lambda: triton_chain.walk(*parts, 255), device)
         pairs = zip(chain.metropolis_hastings(*parts, 255), triton_chain.walk(*parts, 255), strict=True)
         found["same_visits"] = all(torch.equal(one, other) for one, other in pairs)

@@ -1,7 +1,8 @@
-"""Each paper in one expression: a callable that returns a scalar, with the authors' values unless noted otherwise.
+"""The losses of published papers, one function each, with the values of the authors unless noted otherwise.
 
-Vectors are taken as given: pass unit vectors. docs/explanation/papers.md says where paper and code differ. This is the
-only place where a paper is defined: ``registered()`` gives those that a recipe trains, with their options.
+Every function returns a callable that computes a scalar. The callables do not normalize: pass unit vectors.
+docs/explanation/papers.md lists where a paper and its code differ. This file is the only definition of each paper:
+``registered()`` returns those that a recipe of ``hardneg train`` trains, with the options of the recipe.
 """
 
 from __future__ import annotations
@@ -38,30 +39,48 @@ Loss = Callable[..., Tensor]
 
 @trained_by("simclr")
 def simclr(temperature: float = 0.5) -> ContrastiveLoss:
-    """NT-Xent (Chen et al. 2020), the mean over 2b anchors; Google's code returns twice that.
+    """NT-Xent of SimCLR (Chen et al. 2020), averaged over the 2b anchors; Google's code returns twice that.
 
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> simclr()(z1, z2).ndim
-    0
+    Args:
+        temperature: Divides the similarities.
+
+    Example:
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> simclr()(z1, z2).ndim
+        0
     """
     return ContrastiveLoss(Uniform(), temperature, normalize=False)
 
 
 @trained_by("simclr")
 def debiased(temperature: float = 0.5, tau_plus: float = 0.1) -> ContrastiveLoss:
-    """Debiased contrastive learning (Chuang et al. 2020), one positive."""
+    """Debiased contrastive learning (Chuang et al. 2020), with one positive.
+
+    Args:
+        temperature: Divides the similarities.
+        tau_plus: Probability that a sampled negative has the anchor's class.
+    """
     return ContrastiveLoss(Uniform(), temperature, tau_plus, normalize=False)
 
 
 @trained_by("simclr")
 def hcl(temperature: float = 0.5, tau_plus: float = 0.1, beta: Number = 1.0) -> ContrastiveLoss:
-    """Hard negatives by tilting, debiased (Robinson et al. 2021); the gradient flows through the weights."""
+    """HCL (Robinson et al. 2021): tilted hard negatives with debiasing; the gradient flows through the weights.
+
+    Args:
+        temperature: Divides the similarities.
+        tau_plus: Probability that a sampled negative has the anchor's class.
+        beta: Strength of the tilt; 0 gives the debiased loss.
+    """
     return ContrastiveLoss(Tilt(beta), temperature, tau_plus, normalize=False)
 
 
 @trained_by("supervised")
 def supcon(temperature: float = 0.07) -> ContrastiveLoss:
-    """SupCon's L_out (Khosla et al. 2020), without the authors' factor temperature / 0.07."""
+    """L_out of SupCon (Khosla et al. 2020), without the authors' factor temperature / 0.07.
+
+    Call it with ``labels``. All other views of the anchor's label are positives.
+    """
     return ContrastiveLoss(
         OtherLabel(), temperature, positives="label", positives_in_denominator="all", normalize=False
     )
@@ -69,30 +88,47 @@ def supcon(temperature: float = 0.07) -> ContrastiveLoss:
 
 @trained_by("supervised")
 def scl(temperature: float = 0.5) -> ContrastiveLoss:
-    """The SCL that H-SCL compares with: all same-label positives in a pooled mean, M = 2b - 2; not SupCon."""
+    """The SCL with which H-SCL is compared (Jiang et al. 2024); it is not SupCon.
+
+    All positives of the anchor's label enter a pooled mean over pairs, with M = 2b - 2.
+    """
     return _pooled(OtherLabel(), temperature)
 
 
 @trained_by("supervised")
 def hscl(temperature: float = 0.5, beta: Number = 1.0, detach: bool = False) -> ContrastiveLoss:
-    """H-SCL(beta) (Jiang et al. 2024): tilted negatives of other labels."""
+    """H-SCL(beta) (Jiang et al. 2024): tilted negatives of other labels.
+
+    Args:
+        temperature: Divides the similarities.
+        beta: Strength of the tilt.
+        detach: Whether to stop the gradient through the weights.
+    """
     return _pooled(OtherLabel() * Tilt(beta, detach=detach), temperature)
 
 
 @trained_by("supervised")
 def hscl_threshold(temperature: float = 0.5, threshold: Number = 0.0) -> ContrastiveLoss:
-    """H-SCL(tau), the threshold being the cosine l of tau = e^(l / temperature); the authors published no code.
+    """H-SCL(tau) (Jiang et al. 2024): negatives of other labels above a threshold; the authors published no code.
 
-    The paper's schedule: ``linear(start, end, inclusive=True)`` over the epochs.
+    The paper anneals the threshold: ``linear(start, end, inclusive=True)`` over the epochs.
+
+    Args:
+        temperature: Divides the similarities.
+        threshold: Lowest cosine l of a negative; the paper's tau is e^(l / temperature).
     """
     return _pooled(OtherLabel() * Threshold(threshold), temperature)
 
 
 @trained_by("moco")
 def moco(temperature: float | None = None, version: str = "v1") -> Loss:
-    """MoCo (He et al. 2020): q against a queue, k its positive; the caller pushes k after the loss.
+    """MoCo (He et al. 2020): queries against a queue of keys, where the key k of each query q is its positive.
 
-    The temperature is by default that of the version: 0.07 in v1, 0.2 in v2. ``version="v3"`` is ``moco_v3``.
+    Call it as ``loss(q, k, pool=queue)`` and push k to the queue afterwards.
+
+    Args:
+        temperature: Divides the similarities; by default 0.07 in v1 and 0.2 in v2.
+        version: "v1", "v2" or "v3"; "v3" is ``moco_v3``.
     """
     if version not in MOCO:
         raise argument_error("moco", f"a version among {', '.join(MOCO)}", "version", version)
@@ -104,7 +140,10 @@ def moco(temperature: float | None = None, version: str = "v1") -> Loss:
 def ring(
     temperature: float = MOCO["v1"].temperature, inner: Number = 0.1, outer: Number = 1.0, dynamic_inner: bool = True
 ) -> ContrastiveLoss:
-    """MoCoRing (Wu et al. 2021): the queue within a ring of ranks. The paper anneals: ``outer=linear(1.0, 0.1)``."""
+    """MoCoRing (Wu et al. 2021): MoCo with the negatives restricted to a ring of ranks.
+
+    The paper anneals the outer edge: ``outer=linear(1.0, 0.1)``. The arguments are those of ``Ring``.
+    """
     return _against_pool(Ring(inner, outer, dynamic_inner), temperature)
 
 
@@ -116,39 +155,59 @@ def mochi(
     num_with_anchor: int = 128,
     seed: int = 0,
 ) -> ContrastiveLoss:
-    """MoCHi (Kalantidis et al. 2020): MoCo with mixtures of the hardest negatives as more candidates."""
+    """MoCHi (Kalantidis et al. 2020): MoCo with mixtures of the hardest negatives as additional candidates.
+
+    Args:
+        temperature: Divides the similarities.
+        num_hardest: Number of hardest candidates that are mixed.
+        num_mixed: Number of mixtures of two of them.
+        num_with_anchor: Number of mixtures of one of them with the anchor.
+        seed: Seed of the mixtures.
+    """
     made = MoCHi(num_hardest, num_mixed, num_with_anchor, seed)
     return _against_pool(Uniform(), temperature, generate=made)
 
 
 @trained_by("simclr")
 def adnce(temperature: float = 0.5, mu: Number = 0.7, sigma: Number = 1.0) -> ContrastiveLoss:
-    """ADNCE (Wu et al. 2023): weights of a Gaussian shape, so that the closest candidates count less again.
+    """ADNCE (Wu et al. 2023): Gaussian weights, so that the closest candidates count less again.
 
-    The weights are detached, as in the authors' code.
+    The weights are detached, as in the authors' code. The arguments are those of ``Gaussian``.
     """
     return ContrastiveLoss(Gaussian(mu, sigma, detach=True), temperature, normalize=False)
 
 
 @trained_by("simclr")
 def rince(temperature: float = 0.5, q: float = 0.5, lam: float = 0.01) -> ContrastiveLoss:
-    """RINCE (Chuang et al. 2022): a symmetric loss that bears false positives."""
+    """RINCE (Chuang et al. 2022): a symmetric loss that is robust to false positives.
+
+    Args:
+        temperature: Divides the similarities.
+        q: Robustness; q -> 0 gives InfoNCE, q = 1 the fully symmetric loss.
+        lam: Weight of the second term, which holds the positive and the negatives.
+    """
     return ContrastiveLoss(Uniform(), temperature, objective=RINCE(q, lam), normalize=False)
 
 
 def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3) -> IndividualTemperatures:
-    """ISogCLR (Qiu et al. 2023): a temperature per instance, learnt; call with ``ids``. No running normalisers.
+    """ISogCLR (Qiu et al. 2023): a learnt temperature per instance, without running normalisers; call with ``ids``.
 
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> isogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
-    0
+    Args:
+        num_instances: Size of the data set.
+        start: Temperature of all instances at the beginning.
+        rho: The robustness parameter of the objective.
+
+    Example:
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> isogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
+        0
     """
     return IndividualTemperatures(ContrastiveLoss(objective=ISogCLR(rho), normalize=False), num_instances, start)
 
 
 @trained_by("moco", version="v3")
 def moco_v3(temperature: float = MOCO["v3"].temperature) -> Loss:
-    """MoCo v3 (Chen et al. 2021), one direction: 2 temperature * InfoNCE of q against the keys of the batch.
+    """MoCo v3 (Chen et al. 2021), one direction: 2 * temperature * InfoNCE of q against the keys of the batch.
 
     The paper adds the swapped direction: ``loss(q1, k2) + loss(q2, k1)``.
     """
@@ -163,9 +222,13 @@ def moco_v3(temperature: float = MOCO["v3"].temperature) -> Loss:
 
 
 def simcse(temperature: float = 0.05, hard_negative_weight: float = 0.0) -> Loss:
-    """SimCSE (Gao et al. 2021): cross views, and with ``hard`` one explicit negative per row, shared by all rows.
+    """SimCSE (Gao et al. 2021): cross views, and optionally one explicit hard negative per row, shared by all rows.
 
-    ``hard_negative_weight`` is added to the logit of a row's own hard negative, as in the authors' code.
+    Call it as ``loss(z1, z2)`` or ``loss(z1, z2, hard)``.
+
+    Args:
+        temperature: Divides the similarities.
+        hard_negative_weight: Added to the logit of a row's own hard negative, as in the authors' code.
     """
 
     def loss(z1: View, z2: View, hard: View | None = None) -> Tensor:
@@ -182,14 +245,15 @@ def simcse(temperature: float = 0.05, hard_negative_weight: float = 0.0) -> Loss
 
 @trained_by("graphcl")
 def graphcl(temperature: float = 0.2) -> ContrastiveLoss:
-    """GraphCL (You et al. 2020): one direction, the positive not in the denominator, so it can be negative."""
+    """GraphCL (You et al. 2020): one direction, without the positive in the denominator, so it can be negative."""
     return ContrastiveLoss(Uniform(), temperature, views="cross", positives_in_denominator="none", normalize=False)
 
 
 def infograph(negatives: Negatives = Uniform(), tau_plus: float = 0.0) -> Loss:
-    """InfoGraph's JSD (Sun et al. 2020): nodes against the graphs of the batch, raw dot products.
+    """JSD loss of InfoGraph (Sun et al. 2020): nodes against the graphs of the batch, by raw dot products.
 
-    ``negatives=ClippedTilt(beta), tau_plus=...`` is HCL on graphs with the paper's sign.
+    Call it as ``loss(local, pooled, batch)`` with the vectors of the nodes [b, d], those of the graphs [n, d], and the
+    graph of each node [b]. ``negatives=ClippedTilt(beta), tau_plus=...`` is HCL on graphs with the paper's sign.
     """
 
     def loss(
@@ -205,7 +269,8 @@ def infograph(negatives: Negatives = Uniform(), tau_plus: float = 0.0) -> Loss:
 def quick_thoughts(context_size: int = 1) -> Loss:
     """Quick-thoughts (Logeswaran and Lee 2018): row i of u predicts its neighbours i +- context_size in v.
 
-    Raw dot products of consecutive sentences. The sentence itself stays in the softmax with a logit of 0.
+    u and v are vectors of consecutive sentences, compared by raw dot products. The sentence itself stays in the softmax
+    with a logit of 0.
     """
 
     def loss(u: View, v: View) -> Tensor:
@@ -219,14 +284,21 @@ def quick_thoughts(context_size: int = 1) -> Loss:
 
 
 def sogclr(num_instances: int, temperature: float = 0.1, gamma: float = 0.9) -> SogCLR:
-    """SogCLR (Yuan et al. 2022): the global loss through running normalisers by id; call with ``ids``.
+    """SogCLR (Yuan et al. 2022): the global loss through a running normaliser per instance; call with ``ids``.
 
-    The value is the authors' surrogate, two directions added and not divided by the temperature; ``last["real_loss"]``
-    is the loss. Each instance's first visit is handled by itself. Image and text: ``SogCLR(..., views="cross")``.
+    The value is the authors' surrogate: two directions are added and not divided by the temperature;
+    ``last["real_loss"]`` is the loss. The first visit of each instance sets its normaliser. For image and text use
+    ``SogCLR(..., views="cross")``.
 
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> sogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
-    0
+    Args:
+        num_instances: Size of the data set.
+        temperature: Divides the similarities.
+        gamma: Share of a new value in the running normaliser.
+
+    Example:
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> sogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
+        0
     """
     return SogCLR(num_instances, temperature, gamma)
 
@@ -239,12 +311,18 @@ def emc2(
     proposals: str = "batch",
     remember: Bank | None = None,
 ) -> EMC2:
-    """EMC2 (Yau et al. 2024): the global loss through Markov chains by id; call with ``ids``.
+    """EMC2 (Yau et al. 2024): the global loss through a Markov chain per instance; call with ``ids``.
 
-    Proposals come from the batch and the chain's own state, which keeps the softmax over the data set;
-    ``proposals="data set"`` is Algorithm 1 as printed. States are rescored where an embedding is available, as the
-    paper says and its code does not. ``remember`` keeps the states outside the batch in the gradient. The value is a
-    surrogate.
+    With ``proposals="batch"`` they come from the batch and the chain's own state, which keeps the softmax over the data
+    set; ``proposals="data set"`` is Algorithm 1 as printed. States are rescored where an embedding is available, as the
+    paper states and its code does not. The value is a surrogate.
+
+    Args:
+        num_instances: Size of the data set.
+        temperature: Divides the similarities.
+        burn_in: Share of the steps that are not counted.
+        proposals: "batch" or "data set".
+        remember: A bank of embeddings, so that states outside the batch receive a gradient.
     """
     return EMC2(num_instances, temperature, burn_in, proposals=proposals, remember=remember)
 
@@ -256,7 +334,10 @@ def instance_discrimination(
     temperature: float = BANK_TEMPERATURE,
     momentum: float = 0.5,
 ) -> InstanceDiscrimination:
-    """Instance discrimination (Wu et al. 2018): ``loss(z, ids)``, binary NCE against a bank that it keeps itself."""
+    """Instance discrimination (Wu et al. 2018): binary NCE against a bank of all instances, which the loss keeps.
+
+    Call it as ``loss(z, ids)``. The arguments are those of ``InstanceDiscrimination``.
+    """
     return InstanceDiscrimination(num_instances, dim, num_draws, temperature, momentum)
 
 
@@ -267,7 +348,7 @@ def instance_discrimination_softmax(
     temperature: float = BANK_TEMPERATURE,
     momentum: float = 0.5,
 ) -> InstanceDiscrimination:
-    """Instance discrimination as Ring states it (Wu et al. 2021, eq. 3): a softmax over the own entry and the draws.
+    """Instance discrimination as in Ring (Wu et al. 2021, eq. 3): a softmax over the own entry and the draws.
 
     Without the constant log(num_draws + 1); the own entry is never among the draws.
     """
@@ -281,18 +362,26 @@ def cmc(
     temperature: float = BANK_TEMPERATURE,
     momentum: float = 0.5,
 ) -> CMC:
-    """CMC with two views (Tian et al. 2019): ``loss(z1, z2, ids)``, each against the other's bank."""
+    """CMC with two views (Tian et al. 2019): each view against the bank of the other view.
+
+    Call it as ``loss(z1, z2, ids)``. The arguments are those of ``CMC``.
+    """
     return CMC(num_instances, dim, num_draws, temperature, momentum)
 
 
 def local_aggregation(
     temperature: float = BANK_TEMPERATURE, num_background: int = 4096, *, background: Negatives | None = None
 ) -> Loss:
-    """Local Aggregation (Zhuang et al. 2019): ``loss(z, ids, bank, clusters)``; the caller pushes z, after the loss.
+    """Local Aggregation (Zhuang et al. 2019): pull towards the entries of the anchor's clusters.
 
-    The background is the closest entries of the bank, the anchor's own among them, or other negatives that are given;
-    those that share a cluster with the anchor are close, and -log(close / background) is the loss. The authors add
-    1e-7 inside the logarithm.
+    Call it as ``loss(z, ids, bank, clusters)`` and push z to the bank afterwards. The background are the closest
+    entries of the bank, including the anchor's own; those that share a cluster with the anchor are close, and the loss
+    is -log(close / background). The authors add 1e-7 inside the logarithm.
+
+    Args:
+        temperature: Divides the similarities.
+        num_background: Number of closest entries in the background.
+        background: Another distribution for the background.
     """
     around = Rank(0, num_background) if background is None else background
 
@@ -314,10 +403,16 @@ def ring_neighbours(
     dynamic_inner: bool = True,
     pooling: str = "sum",
 ) -> Loss:
-    """Ring with neighbours as extra positives (Wu et al. 2021): the candidates closer than the ring join the positive.
+    """Ring with neighbours as extra positives (Wu et al. 2021): candidates closer than the ring join the positive.
 
-    With ``clusters`` at the call, the pool's members of the anchor's cluster join it instead (Ring + C_i). ``pooling``
-    of the numerator: ``"sum"`` or ``"geometric"``, the authors' ``logsumexp_inner=False``.
+    With ``clusters`` at the call, the pool's members of the anchor's cluster join it instead (Ring + C_i).
+
+    Args:
+        temperature: Divides the similarities.
+        inner: Inner edge of the ring, see ``Ring``.
+        outer: Outer edge of the ring, see ``Ring``.
+        dynamic_inner: Whether ``inner`` is a fraction of the outer set.
+        pooling: How the numerator is pooled: "sum", or "geometric" (the authors' ``logsumexp_inner=False``).
     """
     ring, ball = Ring(inner, outer, dynamic_inner), Ring(0.0, outer)
 
@@ -335,9 +430,15 @@ def ring_neighbours(
 
 
 def negative_cache(temperature: float = BANK_TEMPERATURE, num_draws: int = 1, how: str = "gumbel") -> Loss:
-    """The negative cache (Lindgren et al. 2021): ``loss(q, k, cache, encode, ids)``; the caller pushes and refreshes.
+    """The negative cache (Lindgren et al. 2021): negatives drawn by stale scores and encoded afresh.
 
-    Negatives are retrieved with stale scores and encoded afresh: ``encode(ids)`` gives their vectors with gradient.
+    Call it as ``loss(q, k, cache, encode, ids)``, where ``encode(ids)`` returns vectors with a gradient. Push and
+    refresh the cache afterwards.
+
+    Args:
+        temperature: Divides the similarities.
+        num_draws: Negatives per anchor.
+        how: "gumbel" (drawn from the softmax) or "top" (the highest scores).
     """
 
     def loss(q: View, k: View, cache: Cache, encode: EncodeRows, ids: Tensor | None = None) -> Tensor:

@@ -156,7 +156,7 @@ def test_explain_goes_factor_by_factor():
         ("Rank(1, 4)", "Skips the closest candidate and keeps the next 3."),
         ("Tilt(2.0, source='mined')", "the candidates of 'mined' by e^(2 s)"),
         ("ClippedTilt(10.0, bound=1.0)", "from e^-10 to e^10"),
-        ("Gaussian(0.4, sigma=0.3)", "of similarity 0.4 most, and those 0.3 away 0.61 times as much"),
+        ("Gaussian(0.4, sigma=0.3)", "of similarity 0.4 most; those 0.3 away get 0.61 times the weight"),
         ("Hardening('sigmoid', 3.0)", "1 / (1 + e^(-slope x)): a threshold at 0 with soft edges. Here slope is 3."),
         ("Hardening('exponential')", "eta(x) = e^(beta x); the same as Tilt(beta). Here beta is 1."),
         ("Threshold(0.2) * AtMost(0.8)", "of similarity 0.2 or more. Keeps candidates of similarity 0.8 or less."),

@@ -176,7 +176,7 @@ def test_supcon_needs_no_negatives(denominator: str, number: int) -> None:
 def test_what_the_figures_say_is_not_repeated_by_the_warnings() -> None:
     """A loss warns by its first batches, the caution is of the last one; what only the former saw is still reported."""
     no_negative, at_floor = (
-        "97% of the anchors have no negative under Ring(inner=0.5, outer=0.1) and cost nothing.",
+        "97% of the anchors have no negative under Ring(inner=0.5, outer=0.1) and a loss of 0.",
         "92% of the debiased terms are at their floor, where negatives have no gradient.",
     )
     last = [{"final": {"empty": 0.9, "clamped": 0.1}}]

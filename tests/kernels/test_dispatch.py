@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.usefixtures("triton_can_run", "served_here")]
 
 @pytest.fixture
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter counts as a GPU, and float32 is served whatever it costs."""
+    """Treat the interpreter as a GPU, and let the kernels compute float32 at any cost."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(triton_backend, "supports", lambda *args: triton_sides.cannot_serve(*args))
+        monkeypatch.setattr(triton_backend, "why_unsupported", lambda *args: triton_sides.why_unsupported_inputs(*args))
     monkeypatch.setattr(triton_backend, "is_slow", lambda pairing: False)
 
 
@@ -293,7 +293,7 @@ def test_a_temperature_per_anchor_and_many_features_go_in_chunks() -> None:
     z1, z2 = (z.float() for z in views())
     loss = hn.ContrastiveLoss("Tilt(1.0)", impl="streamed")
     loss(z1, z2, temperature=torch.full((B,), 0.5, device=DEVICE))
-    assert str(loss.path) == f"chunked: there are {2 * B} temperatures, and not one for all anchors"
+    assert str(loss.path) == f"chunked: there are {2 * B} temperatures instead of one for all anchors"
     assert "300 features" in loss.explain_path(torch.randn(4, 300, device=DEVICE), torch.randn(4, 300, device=DEVICE))
     assert "path='chunked: there are" in repr(loss)
 

@@ -77,7 +77,7 @@ def by_matrices(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 5 rows."""
-    for name, value in {"BLOCK": 0, "FEWEST_ROWS": 5}.items():
+    for name, value in {"BLOCK": 0, "MIN_BLOCK_ROWS": 5}.items():
         monkeypatch.setattr(tilted, name, value)
 
 

@@ -14,7 +14,7 @@ import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives import debiased
 from hardneg.kernels.triton import function as triton_function
-from hardneg.kernels.triton.statistics import row_statistics, supports, two_view_losses
+from hardneg.kernels.triton.statistics import row_statistics, two_view_losses, why_unsupported
 from support import dense_pairs
 from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 
@@ -260,7 +260,7 @@ def test_losses_of_two_views_in_corner_cases() -> None:
 def test_what_cannot_be_served_is_named() -> None:
     z = vectors(4, 8)
     if DEVICE == "cpu":
-        assert supports(z) == "the vectors are on cpu, and Triton needs a GPU"
+        assert why_unsupported(z) == "the vectors are on cpu, and Triton needs a GPU"
     for bad, words in (
         ({"anchors": vectors(4, 300)}, "300 features"),
         ({"anchors": z.double()}, "float64"),

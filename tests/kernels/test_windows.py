@@ -31,7 +31,7 @@ WINDOWS = [
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter counts as a GPU."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(triton_backend, "supports", lambda *args: triton_sides.cannot_serve(*args))
+        monkeypatch.setattr(triton_backend, "why_unsupported", lambda *args: triton_sides.why_unsupported_inputs(*args))
         monkeypatch.setattr(triton_edges, "BLOCK", 256)
 
 
@@ -105,5 +105,5 @@ def test_windows_that_go_in_chunks() -> None:
     assert "is not of the closed family" in path
     one = torch.ones(4, 1, device=DEVICE)
     sizes = Sizes.of(one, one, one, 0.0, 4)
-    with pytest.raises(ArgumentError, match="against a queue"):
+    with pytest.raises(ArgumentError, match="for a window"):
         row_statistics(z1, temperature=0.5, window=sizes, normalize=True)

@@ -96,8 +96,8 @@ def test_draws_are_compared_without_a_vector_for_each(
 ) -> None:
     """Value and gradient are those of gathered vectors, also where the bank is pushed to before the backward pass."""
     b, k, dim = 7, 20, 64
-    monkeypatch.setattr(bank_module, "_few", few)
-    monkeypatch.setattr(bank_module, "_most_gathered", 2 * k * dim)
+    monkeypatch.setattr(bank_module, "_whole_bank_factor", few)
+    monkeypatch.setattr(bank_module, "_max_gathered", 2 * k * dim)
     bank = Bank(size, dim)
     bank.push(Keys(make_unit_vectors(size - 3, dim, seed=1, dtype=torch.float32), torch.arange(size - 3)))
     ids = torch.tensor([0, 5, 9, 2, size - 1, 7, 7])  # one that the bank does not know

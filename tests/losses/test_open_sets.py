@@ -190,7 +190,7 @@ def test_what_cannot_stream_says_so_at_construction():
 
 def test_auto_streams_large_batches(monkeypatch):
     z = views()
-    monkeypatch.setitem(engine.MOST_DENSE, "cpu", 10)
+    monkeypatch.setitem(engine.MAX_DENSE_SCORES, "cpu", 10)
     seen = []
     monkeypatch.setattr("hardneg.losses.contrastive.dense", lambda pairing: seen.append(pairing))
     assert hn.ContrastiveLoss()(*z) == hn.ContrastiveLoss(impl="streamed")(*z)
@@ -213,7 +213,7 @@ def test_diagnose_of_blocks_is_that_of_all(monkeypatch):
         loss = hn.ContrastiveLoss(text, tau_plus=0.1, impl="streamed")
         whole = loss.diagnose(*z, labels=LABELS)
         with monkeypatch.context() as patch:
-            patch.setattr("hardneg.losses.contrastive.LOOKED_AT", 12 * 5)
+            patch.setattr("hardneg.losses.contrastive.SCORES_PER_DIAGNOSIS", 12 * 5)
             blocks = loss.diagnose(*z, labels=LABELS)
         for name, value in vars(whole).items():
             torch.testing.assert_close(getattr(blocks, name), value, equal_nan=True)
@@ -295,7 +295,7 @@ def test_numbers_per_instance_name_the_anchors():
             with pytest.raises(ArgumentError) as caught:
                 use(z1, z2)
             assert caught.value.got == got
-            assert caught.value.what.startswith("a number for each of the 6 anchors")
+            assert caught.value.what.startswith("one number for each of the 6 anchors")
     repeated = hn.ContrastiveLoss(tau_plus=torch.cat([share] * 2), reduction="none")(z1, z2)
     each = [hn.ContrastiveLoss(tau_plus=one.item(), reduction="none")(z1, z2) for one in share]
     torch.testing.assert_close(repeated, torch.stack([*each, *each]).diagonal())

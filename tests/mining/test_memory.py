@@ -232,7 +232,7 @@ def test_copies_of_one_vector_are_not_all_gathered_at_a_time(monkeypatch: pytest
         return pair_similarity(first, second, **options)
 
     monkeypatch.setattr(exact, "pair_similarity", counting)
-    monkeypatch.setattr(exact, "_NUMBERS", 40)
+    monkeypatch.setattr(exact, "_MAX_GATHERED", 40)
     found = hn.mine(torch.ones(3, 4), torch.ones(50, 4), [0, 1, 2], "Uniform()", 2)
     assert found.rows.tolist() == [[1, 2], [0, 2], [0, 1]]
     assert max(sizes) == 10

@@ -65,12 +65,12 @@ def test_defaults_are_not_written():
         ("OtherLabels() * Tilt(1.0)", r"Did you mean OtherLabel\?"),
         ("Tilt(liner(1.0, 0.0))", r"'liner' is not known. Did you mean linear\?"),
         ("Zebra(1.0)", r"^'Zebra' is not known. Known: "),
-        ("Tilt(Zebra(1.0))", r"^'Zebra' is not known. Known inside of brackets: adaptive, constant.*, steps\.$"),
+        ("Tilt(Zebra(1.0))", r"^'Zebra' is not known. Known inside brackets: adaptive, constant.*, steps\.$"),
         ("Tilt()", "Tilt needs beta, got none; it takes beta, detach=False"),
         ("Tilt(linear(1.0))", r"linear needs end, got none; .* as in linear\(1\.0, 0\.1\)\.$"),
         (
             "Tilt(gamma=1.0)",
-            r"^Tilt needs arguments that it has, got gamma; it takes beta, .*, by='score', as in Tilt\(1\.0\)\.$",
+            r"^Tilt needs known arguments, got gamma; it takes beta, .*, by='score', as in Tilt\(1\.0\)\.$",
         ),
         ("Tilt(1.0, beta=1.0)", "^Tilt needs each argument once, got beta twice; it takes beta, detach=False"),
         (
@@ -112,7 +112,7 @@ def test_defaults_are_not_written():
         ("Tilt(*[1.0])", "The grammar needs calls with plain values"),
         ("Tilt(**{'beta': 1.0})", "The grammar needs calls with plain values"),
         ("Tilt(beta)", "The grammar needs calls .*, got 'beta' in 'Tilt\\(beta\\)'"),
-        ("BelowPositive(0.05, by=guide)", "got 'guide' in .*; write 'guide' if it is a text"),
+        ("BelowPositive(0.05, by=guide)", "got 'guide' in .*; write 'guide' if it is text"),
         ("Tlit", r"'Tlit' is not known. Did you mean Tilt\? It takes beta"),
         ("Tilt(-1.0)", "Tilt needs beta in"),
         ("Tilt(1.0) if True else Tilt(2.0)", "The grammar needs calls with plain values"),
@@ -141,13 +141,13 @@ TOO_LARGE = {
     "500 factors": (" * ".join(["Tilt(1.0)"] * 500), "at most 100 factors"),
     "500 factors to the right": ("Tilt(1.0) * (" * 150 + "Tilt(1.0)" + ")" * 150, "at most 100 factors"),
     "500 sums": ("+".join("1" * 500), "at most 100 factors"),
-    "nested calls": ("Tilt(" * 190 + "1" + ")" * 190, "at most 20 deep"),
-    "nested keywords": ("Tilt(beta=" * 190 + "1" + ")" * 190, "at most 20 deep"),
-    "nested minus": ("Tilt(" + "-" * 3000 + "1)", "at most 20 deep"),
-    "nested not": ("not " * 2000 + "Tilt(1.0)", "at most 20 deep"),
-    "nested lists": ("[" * 150 + "]" * 150, "at most 20 deep"),
-    "attributes": ("Tilt" + ".x" * 3000, "at most 20 deep"),
-    "subscripts": ("Tilt" + "[0]" * 3000, "at most 20 deep"),
+    "nested calls": ("Tilt(" * 190 + "1" + ")" * 190, "at most 20 levels of nesting"),
+    "nested keywords": ("Tilt(beta=" * 190 + "1" + ")" * 190, "at most 20 levels of nesting"),
+    "nested minus": ("Tilt(" + "-" * 3000 + "1)", "at most 20 levels of nesting"),
+    "nested not": ("not " * 2000 + "Tilt(1.0)", "at most 20 levels of nesting"),
+    "nested lists": ("[" * 150 + "]" * 150, "at most 20 levels of nesting"),
+    "attributes": ("Tilt" + ".x" * 3000, "at most 20 levels of nesting"),
+    "subscripts": ("Tilt" + "[0]" * 3000, "at most 20 levels of nesting"),
     "4,000 digits": (f"Tilt({'9' * 4000})", "at most 18 digits"),
     "400 digits": (f"Rank(0, -{'9' * 400})", "at most 18 digits"),
     "a long text": (f"From('{'x' * 1_000_000}')", "at most 10,000 characters"),
@@ -200,7 +200,7 @@ def test_unknown_names_list_what_fits_there():
     """Distributions outside of brackets, schedules inside."""
     with pytest.raises(ValueError, match="Known: ") as outside:
         hn.parse("Zebra()")
-    with pytest.raises(ValueError, match="Known inside of brackets: ") as inside:
+    with pytest.raises(ValueError, match="Known inside brackets: ") as inside:
         hn.parse("Tilt(Zebra())")
     listed = [{*error.value.known} for error in (outside, inside)]
     assert listed == [{*hn.registered_negatives()}, {*registered_schedules()}]
@@ -211,12 +211,12 @@ def test_unknown_names_list_what_fits_there():
     [
         (
             "arm(foo=2)",
-            r"^arm needs arguments that it has, got foo; it takes beta=1\.0, name='x', as in arm\(\)\.$",
+            r"^arm needs known arguments, got foo; it takes beta=1\.0, name='x', as in arm\(\)\.$",
         ),
         ("ram()", r"^'ram' is not known\. Did you mean arm\? It takes beta=1\.0, .* Known: arm, free\.$"),
         (
             "arm(liner(1.0, 0.0))",
-            r"'liner' is not known\. Did you mean linear\? .* Known inside of brackets: linear\.$",
+            r"'liner' is not known\. Did you mean linear\? .* Known inside brackets: linear\.$",
         ),
         ("free(1, 2)", r"^free needs other arguments, got not today; it takes the options of free\(\)\.$"),
         ("", r"needs an expression like 'arm\(\)', got '' \(it is empty\)\.$"),

@@ -223,7 +223,7 @@ def test_bracketed_products_warn_of_their_order_too():
         (lambda: hn.Hardening("cubic"), r"Hardening needs a function or one of .*'exponential', .*got log_eta='cubic'"),
         (lambda: hn.Hardening(lambda s: -s), "Hardening needs a non-decreasing eta"),
         (lambda: hn.Hardening(lambda s: torch.where(s > 0, hn.NEVER, 0.0)), "Hardening needs a non-decreasing eta"),
-        (lambda: hn.Hardening(lambda s: s.sqrt()), "Hardening needs log eta for every score"),
+        (lambda: hn.Hardening(lambda s: s.sqrt()), "Hardening needs a log eta that is defined"),
     ],
 )
 def test_wrong_numbers_are_refused_at_the_door(make, message):
@@ -312,9 +312,8 @@ def test_more_positives_and_blocks_beside_each_other():
     anchors = hn.Keys(loops.random_keys(1, 5, 3), torch.arange(5), torch.tensor([0, 1, 2, 0, 1]))
     parts = [loops.queue(), loops.mined()]
     one = hn.score(anchors, loops.random_keys(2, 5, 3), parts, 0.4)
-    two = hn.core.scoring.concatenate_scores(
-        *(hn.score(anchors, loops.random_keys(2, 5, 3), part, 0.4) for part in parts)
-    )
+    blocks = [hn.score(anchors, loops.random_keys(2, 5, 3), part, 0.4) for part in parts]
+    two = hn.core.scoring.concatenate_scores(*blocks)
     for q in ("OtherLabel() * Tilt(1.0)", "From('mined')", "Ring(0.1, 0.6)"):
         log_w = hn.parse(q).log_weights(one)
         assert torch.equal(log_w, hn.parse(q).log_weights(two))
@@ -322,7 +321,7 @@ def test_more_positives_and_blocks_beside_each_other():
 
 
 def test_a_parameter_beside_a_function_is_refused() -> None:
-    with pytest.raises(ValueError, match="no parameter beside a function"):
+    with pytest.raises(ValueError, match="no parameter with a function"):
         hn.Hardening(lambda score: 2.0 * score, 2.0)
 
 

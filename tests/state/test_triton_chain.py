@@ -53,7 +53,7 @@ def test_scores_shared_by_all_chains() -> None:
 
 def test_what_cannot_be_served_is_named() -> None:
     half = numbers(2, 3, 4, torch.float32)[0].half()
-    assert triton_chain.supports(half) is not None
+    assert triton_chain.why_unsupported(half) is not None
     if torch.cuda.is_available():
         with pytest.raises(ArgumentError):
             triton_chain.walk(half, *numbers(2, 3, 4, torch.float32)[1:])

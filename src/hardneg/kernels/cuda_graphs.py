@@ -1,9 +1,12 @@
 """Fewer launches on a GPU: compiled functions of tiles, and CUDA graphs of blocks of rows.
 
-One compiled kernel reads a tile once where eager code writes it many times. What Python and torch.compile do between
-two kernels takes longer than the kernels of a tile, so the same work for many blocks of rows is captured as a CUDA
-graph. On a CPU everything runs as it is written. A distribution of a user that torch.compile refuses runs uncompiled,
+One compiled kernel reads a tile once where eager code writes it many times. Between two kernels, Python and
+torch.compile need more time than the kernels of a tile, so the same work for many blocks of rows is captured as a CUDA
+graph. On a CPU everything runs as it is written. If torch.compile refuses a user's distribution, it runs uncompiled,
 after a warning.
+
+``Runner`` compiles the functions of tiles, ``pull_back`` differentiates them, and ``over_blocks`` and ``capture``
+handle graphs.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from hardneg.core.pairing import Rows, num_rows
 from hardneg.core.private_apis import compiled_copy, guards_checked_once
 
 DEVICES = ("cuda",)
-"""Where compiled functions are worth the seconds that it takes to compile them."""
+"""Devices on which compiled functions are worth the seconds that compilation takes."""
 BACKEND = "inductor"
 BLOCK = 1024
-"""Candidates whose sums a compiled function forms at once: what a kernel keeps in registers."""
+"""Number of candidates that a compiled function sums at once: as many as a kernel keeps in registers."""
 Output = TypeVar("Output")
 Outputs = list[tuple[Tensor, Tensor]]
-"""What is differentiated, each with the gradient by it."""
+"""Outputs to differentiate, each with the gradient by it."""
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 TileShape = tuple[int, ...]
@@ -36,10 +39,14 @@ _refused_kinds: set[Kinds] = set()
 
 
 class Runner:
-    """Runs functions of tiles for the holders of one plan, compiled where that is worth it.
+    """Runs functions of tiles for one plan, compiled where that is worthwhile.
 
-    What torch.compile checks before each call takes as long as a tile on a GPU, and tiles of one shape of a plan differ
-    in the numbers of their tensors only: it is checked for the first of them.
+    The checks of torch.compile before each call take as long as a tile on a GPU, and tiles of one shape of a plan
+    differ only in the numbers in their tensors: only the first of them is checked.
+
+    Args:
+        device: Device of the tiles.
+        holders: The distributions and the objective, whose types decide what is compiled anew.
     """
 
     def __init__(self, device: torch.device, holders: Sequence[Any]) -> None:
@@ -48,14 +55,16 @@ class Runner:
 
     @property
     def compiles(self) -> bool:
+        """True if functions are compiled here."""
         return self.device in DEVICES and self.kinds not in _refused_kinds
 
     @property
     def block(self) -> int | None:
+        """Number of candidates that are summed at once; None for all."""
         return BLOCK if self.device in DEVICES else None
 
     def __call__(self, function: Callable[..., Output], shape: TileShape, *args: Any) -> Output:
-        """The function of these arguments, whose shapes are those of a tile of this shape."""
+        """Call the function; the arguments have the shapes of a tile of ``shape``."""
         if not self.compiles:
             return function(*args)
         try:
@@ -64,27 +73,36 @@ class Runner:
             with guards_checked_once(checked):
                 return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
         except torch._dynamo.exc.TorchDynamoException as error:
-            found = function(*args)  # raises, if that was why
+            found = function(*args)  # raises if the function itself is wrong
             _refused_kinds.add(self.kinds)
             names = " * ".join(kind.__name__ for kind in self.kinds[:-1])
             reason = str(error).strip().partition("\n")[0]
             warn_once(
                 f"not compiled:{names}",
                 f"torch.compile refuses {names}: {reason}. The streamed loss runs it uncompiled: slower, and with more "
-                "memory for each tile; hardneg.testing.check_negatives says what to change.",
+                "memory for each tile; hardneg.testing.check_negatives reports what to change.",
             )
             return found
 
 
 @lru_cache(maxsize=256)
 def _compiled(function: Callable[..., Any], kinds: Kinds, shape: TileShape) -> Callable[..., Any]:
-    """Compile once for every shape and for every kind of distribution and objective."""
+    """Compile once for every shape and every kind of distribution and objective."""
     name = "_".join([getattr(function, "__name__", ""), *(kind.__name__ for kind in kinds), *map(str, shape)])
     return compiled_copy(function, name, fullgraph=True, backend=BACKEND)
 
 
 def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The vector-Jacobian product, by the wanted inputs, of outputs that come with their cotangents."""
+    """Compute the vector-Jacobian product of a function by its inputs.
+
+    Args:
+        outputs_of: Function of the inputs that returns outputs with their cotangents.
+        inputs: The inputs.
+        wanted: Whether the gradient by each input is needed.
+
+    Returns:
+        One gradient per input; None where it is not wanted or zero.
+    """
     if torch.compiler.is_compiling():
         return _pull_back_traced(outputs_of, inputs, wanted)
     leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
@@ -98,7 +116,7 @@ def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[
 
 
 def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The same by torch.func, which torch.compile can trace."""
+    """Compute the same through torch.func, which torch.compile can trace."""
 
     def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         left = list(leaves)
@@ -112,20 +130,23 @@ def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: S
     return [found.pop(0) if want else None for want in wanted]
 
 
-FEWEST = 4
-"""A graph for fewer blocks would cost more than it saves."""
+MIN_BLOCKS = 4
+"""Smallest number of blocks for which a graph pays off."""
 Step = Callable[[Rows], None]
 _capturing = Lock()
 _refused_graphs: list[str] = []
 
 
 def over_blocks(step: Step, blocks: Sequence[Rows], allowed: Callable[[], bool]) -> None:
-    """Calls ``step``, which returns nothing and stores what it finds, with each block, one after the other.
+    """Call ``step``, which stores its results itself, with each block, one after the other.
 
-    ``allowed``, after the first call: whether the others may be replays of a graph.
+    Args:
+        step: Function of a block of rows.
+        blocks: The blocks; on a GPU those of equal size may be replays of one graph.
+        allowed: Called after the first block: whether the others may be replays of a graph.
     """
     same = [block for block in blocks if isinstance(block, Tensor) and len(block) == num_rows(blocks[0])]
-    if len(same) >= FEWEST:
+    if len(same) >= MIN_BLOCKS:
         _replay(step, same[0].clone(), len(same), allowed)
         blocks = blocks[len(same) :]
     for block in blocks:
@@ -144,7 +165,7 @@ def _replay(step: Step, rows: Tensor, number: int, allowed: Callable[[], bool]) 
 
 
 def capture(work: Callable[[], None], device: torch.device) -> Any | None:
-    """The work as a CUDA graph, which has not run yet; None where there can be none."""
+    """Capture the work as a CUDA graph without running it; None where that is not possible."""
     if device.type != "cuda" or _refused_graphs or torch.cuda.is_current_stream_capturing():
         return None
     current, stream = torch.cuda.current_stream(device), _stream(device)
@@ -157,7 +178,7 @@ def capture(work: Callable[[], None], device: torch.device) -> Any | None:
             graph.capture_begin(memory.pool, capture_error_mode="thread_local")
             work()
             graph.capture_end()
-        except RuntimeError as error:  # what a capture that failed leaves behind is not known: there is no other
+        except RuntimeError as error:  # the state after a failed capture is unknown: no further one is tried
             with suppress(RuntimeError):
                 graph.capture_end()
             _refused_graphs.append(str(error))
@@ -169,9 +190,9 @@ def capture(work: Callable[[], None], device: torch.device) -> Any | None:
 
 
 class _Memory:
-    """Of the tensors inside of graphs, for all graphs of one stream, whose work is done in order.
+    """The memory pool of all graphs of one stream, whose work is done in order.
 
-    It belongs to the last graph: without one it would be given back, and could not be used for another.
+    It belongs to the last graph: without one, the memory would be released and could not be used for another graph.
     """
 
     last: Any = None

@@ -4,14 +4,14 @@ A backend reduces the candidates of every anchor to a few numbers, the row stati
 
     losses/contrastive.py  ->  choose(...)  ->  backend.rows(pairing, negatives, objective)  ->  RowResult.loss(...)
 
-It applies no objective, no reduction and no warning, and reads of the objective only which statistics it declares.
-``RowResult.loss`` (core/objectives/base.py) applies the objective, in one place for all backends.
+A backend applies no objective, no reduction and no warning; of the objective it only reads which statistics it
+declares. ``RowResult.loss`` (core/objectives/base.py) applies the objective, in one place for all backends.
 
-| backend | what it holds | used for |
+| backend | memory | used for |
 | --- | --- | --- |
 | ``dense`` | matrices [b, n] | small batches, distributions that need whole rows, torch.compile |
 | ``tiles`` | a few tiles | every pointwise distribution at any size |
-| ``triton`` | nothing | uniform, tilted, banded and ranked negatives on a GPU |
+| ``triton`` | none beyond the vectors | uniform, tilted, banded and ranked negatives on a GPU |
 """
 
 from __future__ import annotations
@@ -27,28 +27,41 @@ from hardneg.kernels.backends.dense import Dense
 from hardneg.kernels.backends.tiles import Tiles
 from hardneg.negatives.base import Mask, Negatives
 
-MOST_DENSE = {"cpu": 2**22, "cuda": 2**27}
-"""Most scores for which ``impl="auto"`` takes a dense matrix. Above, tiles that fit the caches are faster on a CPU
-(benchmarks/algebra.py), and elsewhere a dense matrix would take several GiB."""
+MAX_DENSE_SCORES = {"cpu": 2**22, "cuda": 2**27}
+"""Largest number of scores for which ``impl="auto"`` builds a dense matrix, by device.
+
+Above it, tiles that fit the caches are faster on a CPU (benchmarks/algebra.py), and elsewhere a dense matrix would take
+several GiB.
+"""
 
 
 class Backend(Protocol):
     """A way to compute row statistics."""
 
     def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
-        """Return the reason why it cannot compute this; None if it can."""
+        """Return the reason why it does not support these arguments; None if it does."""
         ...
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Compute the statistics that the objective declares, and the scores of the anchors' own positives.
 
-        The parts of the pairing were checked, and autocast is off.
+        The caller has checked the parts of the pairing and disabled autocast.
+
+        Args:
+            pairing: The anchors, positives and candidates of the batch.
+            negatives: The distribution of negatives.
+            objective: The objective, for the statistics that it declares.
         """
         ...
 
 
 class Path(NamedTuple):
-    """Which backend computes a loss, and why: ``"dense"``, ``"chunked"`` (tiles) or ``"triton"``."""
+    """Which backend computes a loss, and why.
+
+    Attributes:
+        name: "dense", "chunked" (tiles) or "triton".
+        reason: The reason in plain words.
+    """
 
     name: str
     reason: str
@@ -64,19 +77,22 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
         pairing: The anchors, positives and candidates of the batch.
         negatives: The distribution of negatives.
         objective: The objective, for the statistics that it declares.
-        impl: "auto", "dense" or "streamed", which never takes a dense matrix.
-        first: A mask to the left of the negatives, made of tensors, which Triton does not support.
+        impl: "auto", "dense" or "streamed", which never builds a dense matrix.
+        first: A mask that is applied before the negatives; it is built from tensors, which Triton does not support.
+
+    Returns:
+        The name of the backend and the reason.
     """
     if impl == "dense":
         return Path("dense", "impl='dense'")
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
-    reason = _why_not_triton(pairing, negatives, objective) if first is None else f"{first!r} is made of tensors"
+    reason = _why_not_triton(pairing, negatives, objective) if first is None else f"{first!r} is built from tensors"
     number = len(pairing) * pairing.num_candidates
-    most = MOST_DENSE.get(pairing.anchors.vectors.device.type, MOST_DENSE["cuda"])
+    most = MAX_DENSE_SCORES.get(pairing.anchors.vectors.device.type, MAX_DENSE_SCORES["cuda"])
     if reason is None and impl == "auto" and number <= most:
         ranked = getattr(negatives.closed_form(), "window", None) is not None
-        reason = "its ranks would be those of products of 16 bits" if ranked else None
+        reason = "its ranks would be computed from 16-bit products" if ranked else None
     if reason is None:
         return Path("triton", "the distribution is of the closed family")
     if impl == "streamed":
@@ -89,6 +105,7 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: s
 
 
 def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    """Return why Triton cannot compute this; None if it can."""
     device = pairing.anchors.vectors.device.type
     if device != "cuda" and not os.environ.get("TRITON_INTERPRET"):
         return f"the vectors are on {device}, and Triton needs a GPU"

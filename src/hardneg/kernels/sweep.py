@@ -1,8 +1,8 @@
 """Sweeps over the tiles of a plan: the bounds of the distributions first, then differentiable passes.
 
-A pass is one autograd function: whatever it sums, its backward recomputes each tile. The gradient by a tile's
-similarities is the vector-Jacobian product of pointwise functions, and reaches the vectors by products, so memory is
-that of a tile.
+A pass is one autograd function (``sweep``): its forward sums over the tiles, and its backward recomputes each tile. The
+gradient by a tile's similarities is the vector-Jacobian product of pointwise functions, and products carry it to the
+vectors, so memory is that of one tile. ``passes`` has the subclasses of ``Sweep``; ``bounds_of`` computes the bounds.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from hardneg.kernels.plan import (
 from hardneg.kernels.products import add_rows
 
 Grads = Sequence[Tensor]
-"""The gradients by what a sweep gives."""
+"""Gradients by the outputs of a sweep."""
 
 
 class At(NamedTuple):
-    """A tile: its anchors, its candidates, and what is compared there."""
+    """A tile: its anchors, its candidates, and their products."""
 
     rows: Rows
     cut: Cut
@@ -57,28 +57,50 @@ class At(NamedTuple):
 
 
 class Sweep(ABC):
-    """What a sweep sums over the tiles of a plan, and what it hands back to them."""
+    """A pass over the tiles of a plan: what it sums, and which gradients it returns to the tiles.
+
+    Args:
+        plan: The plan.
+        leaves: Tensors other than the vectors that may have a gradient.
+    """
 
     def __init__(self, plan: SweepPlan, leaves: Sequence[Leaf]) -> None:
         self.plan, self.per_anchor = plan, [leaf.per_anchor for leaf in leaves]
 
     @abstractmethod
-    def forward(self, leaves: list[Leaf]) -> tuple[Tensor, ...]: ...
+    def forward(self, leaves: list[Leaf]) -> tuple[Tensor, ...]:
+        """Compute the outputs of the pass, with one row per anchor each."""
 
     def prepare(self, leaves: list[Leaf], grads: Grads) -> None:  # noqa: B027
-        """What the backward pass needs of all rows before the first tile."""
+        """Compute what the backward pass needs of all rows before the first tile."""
 
     def pull_own(self, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        """The gradients by the leaves that come from the anchors' own positives."""
+        """Compute the gradients by the leaves that come from the anchors' own positives."""
         return [None] * len(leaves)
 
     @abstractmethod
     def pull(self, at: At, leaves: list[Leaf], wanted: list[bool], grads: Grads) -> Sequence[Tensor | None]:
-        """The gradients by the similarities of a tile and by the leaves."""
+        """Compute the gradients by the similarities of a tile and by the leaves.
+
+        Args:
+            at: The tile.
+            leaves: All leaves.
+            wanted: Whether each gradient is needed: the similarities, then the leaves.
+            grads: Gradients by the outputs.
+        """
 
 
 def sweep(task: Sweep, pairing: Pairing, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
-    """What a task sums, with gradients to the vectors of the pairing that was planned and to the leaves."""
+    """Run a pass, with gradients to the vectors of the planned pairing and to the leaves.
+
+    Args:
+        task: The pass, with its plan.
+        pairing: The prepared pairing that was planned, whose vectors get the gradient.
+        leaves: Further tensors that may get a gradient, in the order in which the pass expects them.
+
+    Returns:
+        The outputs of the pass.
+    """
     vectors = [pairing.anchors.vectors, *(keys.vectors for keys in pairing.candidates)]
     found: tuple[Tensor, ...] = _Swept.apply(task, *vectors, *(leaf.tensor for leaf in leaves))  # type: ignore[no-untyped-call]
     return found
@@ -112,7 +134,7 @@ def _leaves(task: Sweep, tensors: Sequence[Tensor]) -> list[Leaf]:
 
 
 class _Totals:
-    """The sums of the gradients of all tiles; None where none is needed."""
+    """The sums of the gradients over all tiles; None where none is needed."""
 
     def __init__(
         self, task: Sweep, leaves: list[Leaf], wanted: list[bool], shapes: list[torch.Size], device: torch.device
@@ -131,6 +153,7 @@ class _Totals:
         ]
 
     def pull(self, rows: Rows, leaves: list[Leaf], grads: Grads) -> None:
+        """Add the gradients of all tiles of a block of rows."""
         plan, products, (anchors, *pools) = self.task.plan, self.task.plan.products, self.vectors
         for cut in plan.cuts:
             own = anchors is not None and products.pools[cut.pool] is products.anchors
@@ -142,6 +165,7 @@ class _Totals:
             self.add_leaves(rows, of_leaves)
 
     def add_leaves(self, rows: Rows, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients by the leaves, of these rows where a leaf has one entry per anchor."""
         for total, gradient, per_anchor in zip(self.leaves, gradients, self.task.per_anchor, strict=True):
             if total is not None and gradient is not None:
                 add_rows(total, rows if per_anchor else slice(None), gradient)
@@ -151,7 +175,11 @@ Collected = TypeVar("Collected")
 
 
 class RowCollector(Generic[Collected]):
-    """Of so many rows."""
+    """Collects per-block results into full-length tensors.
+
+    Args:
+        number: Number of rows in total.
+    """
 
     value: Collected
 
@@ -159,7 +187,10 @@ class RowCollector(Generic[Collected]):
         self.number, self.filled = number, False
 
     def put(self, rows: Rows, found: Collected) -> None:
-        """The tensors of all rows are made at the first block, unless that has all rows."""
+        """Store the result of a block of rows.
+
+        The tensors for all rows are allocated at the first block, unless that block has all rows.
+        """
         if num_rows(rows) == self.number:
             self.value = found
             return
@@ -175,13 +206,13 @@ class RowCollector(Generic[Collected]):
 
 
 def rows_of(value: Collected, rows: Rows) -> Collected:
-    """These rows of it."""
+    """Return these rows of all tensors in a nested structure."""
     cut: Collected = _changed(lambda whole: whole[rows], value)
     return cut
 
 
 def _changed(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
-    """With each tensor of rows changed, given those at its place in the others."""
+    """Apply a function to each tensor with rows in nested tuples, lists and dicts, with those of the others."""
     if isinstance(value, Tensor):
         return change(value, *others) if value.ndim >= 2 else value
     if isinstance(value, dict):
@@ -193,9 +224,10 @@ def _changed(change: Callable[..., Tensor], value: Any, *others: Any) -> Any:
 
 
 def bounds_of(plan: SweepPlan) -> list[Bounds]:
-    """The bounds of every factor, of all rows.
+    """Compute the bounds of every factor for all rows.
 
-    One through which a gradient flows is found as it is used by its gradient, not compiled: to the same bits.
+    A bound through which a gradient flows is computed as its gradient is, without compilation, so that both have the
+    same bits.
     """
     compiles = plan.runner.compiles and not with_gradient(plan.factors)
     if compiles and not any(factor.batch_scope for factor in plan.factors):
@@ -208,7 +240,7 @@ def bounds_of(plan: SweepPlan) -> list[Bounds]:
 
 
 def _in_graphs(plan: SweepPlan) -> list[Bounds]:
-    """As ``find_bounds``: one pass for each factor that has bounds."""
+    """Compute the bounds as ``find_bounds`` does, one pass for each factor that has bounds."""
     found: list[Bounds] = []
     for i, factor in enumerate(plan.factors):
         if not factor.bounds():
@@ -222,6 +254,7 @@ def _in_graphs(plan: SweepPlan) -> list[Bounds]:
 
 @torch.no_grad()
 def _put_bounds(plan: SweepPlan, i: int, before: list[Bounds], whole: RowCollector[Bounds], rows: Rows) -> None:
+    """Compute the bounds of factor i for a block of rows and store them."""
     reducer, block = _Compiled(plan), PlannedRows(plan, rows)
     states = reducer.states(plan.factors, i, block, rows_of(before, rows))
     whole.put(rows, reducer.finish(plan.factors[i].bounds(), states, block))
@@ -229,11 +262,14 @@ def _put_bounds(plan: SweepPlan, i: int, before: list[Bounds], whole: RowCollect
 
 @dataclass
 class _Compiled(Reducer):
+    """Reduces the tiles to bounds with compiled functions."""
+
     plan: SweepPlan
 
     def states(
         self, factors: Sequence[Factor], i: int, rows: PlannedRows, before: Sequence[Bounds]
     ) -> dict[str, State]:
+        """Reduce all tiles of these rows to the states of factor i's bounds."""
         plan, declared = self.plan, factors[i].bounds()
         positives = {name: bound for name, bound in declared.items() if bound.over == "positives"}
         states = reduce_rows(positives, rows, left_by((), ()))
@@ -249,6 +285,7 @@ class _Compiled(Reducer):
         return states
 
     def finish(self, declared: Mapping[str, Bound], states: Mapping[str, State], rows: PlannedRows) -> Bounds:
+        """Compute the bounds from their states; windows through the edge kernel where it runs."""
         found = dict(finish({name: each for name, each in declared.items() if not isinstance(each, Window)}, states))
         for name, bound in declared.items():
             if isinstance(bound, Window):
@@ -257,18 +294,19 @@ class _Compiled(Reducer):
 
     @property
     def _raw(self) -> bool:
-        """Whether windows rank products instead of scores: in the same order, and in half the bytes."""
-        from hardneg.kernels.triton.edges import serves
+        """True if windows rank products instead of scores: in the same order, and in half the bytes."""
+        from hardneg.kernels.triton.edges import can_rank
 
-        return len(self.plan.cuts) == 1 and serves(self.plan.products.anchors.vectors)
+        return len(self.plan.cuts) == 1 and can_rank(self.plan.products.anchors.vectors)
 
     def _window(
         self, bound: Window, state: State, earlier: Bounds, rows: PlannedRows
     ) -> tuple[Edge | None, Edge | None]:
+        """Find the edges of a window by the kernel that counts, or by sorting where that kernel does not run."""
         value, column = state
-        from hardneg.kernels.triton.edges import edges, serves
+        from hardneg.kernels.triton.edges import can_rank, edges
 
-        if not serves(value):
+        if not can_rank(value):
             return bound.finish(state, earlier)
         start, stop = bound.places(earlier)
         found = edges(value, column, (start, stop), earlier["count"], bound.slack)
@@ -284,7 +322,16 @@ class _Compiled(Reducer):
 def states_of_tile(
     functions: Functions, i: int, compared: ComparedTile, leaves: Sequence[Tensor], before: Sequence[Bounds], raw: bool
 ) -> dict[str, State]:
-    """The states of the bounds over candidates of factor i."""
+    """Compute the states of the bounds over candidates of one factor, for one tile.
+
+    Args:
+        functions: The distributions and the objective, without their tensors.
+        i: Index of the factor.
+        compared: The products of the tile.
+        leaves: The tensors of the functions, cut to the rows of the tile.
+        before: Bounds of the earlier factors, which decide which candidates are left.
+        raw: Whether windows rank products instead of scores.
+    """
     pointwise = functions.with_leaves(leaves)
     masked = compared.masked(compared.similarity(), pointwise.temperature)
     left = left_by(pointwise.factors[:i], before)(masked.tile, masked.valid)
@@ -301,5 +348,5 @@ def states_of_tile(
 
 
 def scores_of(product: Tensor, scale: Tensor | None, temperature: float | Tensor) -> Tensor:
-    """As the scores of a tile come from its products, by the same operations."""
+    """Convert products to scores by the same operations as those of a tile."""
     return tempered(similarity_of(product, scale), scale, temperature)

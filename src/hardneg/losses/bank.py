@@ -1,12 +1,15 @@
 """Instance discrimination (Wu et al. 2018) and CMC (Tian et al. 2019): noise-contrastive estimation against a bank.
 
-The model's probability of an instance is P = e^s / Z, and K noise instances are uniform over N. Each real or noise pair
-is classified by itself:
+The model's probability of an instance is P = e^s / Z, and K noise instances are drawn uniformly from N. Every real or
+noise pair is classified by itself:
 
     L = -log P+ / (P+ + K/N) - sum over the noise of log (K/N) / (P- + K/N)
 
-which in log-space is a sigmoid of s - log Z - log(K/N). Z is one number for all instances; the authors set it once from
-the first batch, here it follows the batches (``momentum=1.0`` is theirs).
+which in log-space is a sigmoid of s - log Z - log(K/N). Z is one number for all instances. The authors set it once,
+from the first batch; here it is a running average over batches (``momentum=1.0`` gives the authors' version).
+
+``binary_nce`` is the pure function, ``BankContrast`` applies it to vectors and a bank, and ``InstanceDiscrimination``
+and ``CMC`` hold the banks.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count
 
-_few = 16  # times as many entries as draws
-_most_gathered = 1 << 22  # numbers that are gathered at a time
+_whole_bank_factor = 16
+"""A bank of up to this many times the draws is multiplied as a whole instead of gathering the drawn entries."""
+_max_gathered = 1 << 22
+"""Numbers that are gathered at a time."""
 
 
 def binary_nce(
@@ -43,9 +48,20 @@ def binary_nce(
     num_instances: int,
     epsilon: float = 0.0,
 ) -> PairLosses:
-    """NCE of each positive and its noise: -log sigmoid(a - c) - sum_j w_j log sigmoid(c - s_j), c = log(Z K / N).
+    """Compute the NCE loss of each positive and its noise.
 
-    K is the size of the support of log_w. epsilon: what the authors' code adds to K/N (1e-7).
+    -log sigmoid(a - c) - sum_j w_j log sigmoid(c - s_j) with c = log(Z K / N), where K is the number of candidates with
+    a weight.
+
+    Args:
+        scores: Scores of b anchors: positives [b, p] and noise [b, n].
+        log_w: Log-weights of the noise, [b, n]; ``NEVER`` for candidates that are not noise.
+        log_z: log Z, a scalar.
+        num_instances: Size N of the data set.
+        epsilon: Added to K/N; the authors' code has 1e-7.
+
+    Returns:
+        Losses [b, p]; 0 for positives that are not valid and for anchors without noise.
     """
     supported = log_w != NEVER
     share = supported.sum(-1, keepdim=True).to(scores.candidates.dtype) / num_instances
@@ -58,9 +74,13 @@ def binary_nce(
 
 
 class RunningZ(Stateful):
-    """log Z of the whole data set: N times the mean of e^s over what a batch was compared with, averaged over batches.
+    """Running estimate of log Z over the data set: N times the mean of e^s over the compared pairs.
 
-    The first batch sets it; then Z <- momentum * Z + (1 - momentum) * new. ``momentum=1.0`` keeps the first.
+    The first batch sets it; afterwards Z <- momentum * Z + (1 - momentum) * new. It is updated in training mode only.
+
+    Args:
+        num_instances: Size N of the data set.
+        momentum: Share of the old value; 1.0 keeps that of the first batch.
     """
 
     log_z: Tensor
@@ -75,6 +95,7 @@ class RunningZ(Stateful):
 
     @torch.no_grad()
     def forward(self, scores: Scores) -> Annotated[Tensor, ""]:
+        """Update log Z with the scores of a batch and return it."""
         seen = torch.cat([scores.positives[scores.positive_valid], scores.candidates[scores.valid]]).double()
         if self.training and len(seen):
             new = torch.logsumexp(seen, 0) - math.log(len(seen)) + math.log(self.num_instances)
@@ -87,10 +108,17 @@ class RunningZ(Stateful):
 
 
 class BankContrast(nn.Module):
-    """Vectors against a bank: the positive is the instance's own entry, the negatives are k uniform others.
+    """Vectors against a bank: the positive is the instance's own entry, the negatives are k uniform draws of others.
 
-    objective: ``"nce"``, with a running Z; ``"softmax"``, InfoNCE over the entry and the draws.
-    An instance that the bank does not know yet has no positive and costs 0.
+    The loss of an instance that is not in the bank yet is 0, because it has no positive.
+
+    Args:
+        num_instances: Size of the data set.
+        num_draws: Number k of draws per anchor.
+        temperature: Divides the similarities.
+        objective: "nce" with a running Z, or "softmax", InfoNCE over the own entry and the draws.
+        z_momentum: Momentum of the running Z.
+        epsilon: Added to K/N, see ``binary_nce``.
     """
 
     def __init__(
@@ -112,7 +140,15 @@ class BankContrast(nn.Module):
         self.running_z = RunningZ(num_instances, z_momentum)
 
     def forward(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
-        """``draws`` are ids, if not to be drawn from the bank's seed and step; own ids among them are left out."""
+        """Compute the mean loss of a batch against the bank.
+
+        Args:
+            z: Vectors [b, d].
+            ids: Positions in the data set, [b].
+            bank: The bank of entries.
+            draws: Ids of the negatives [b, k]; by default drawn with the bank's seed and step. Own ids among them are
+                ignored.
+        """
         scores = self._scores(z, ids, bank, bank.draw_ids(ids, self.num_draws) if draws is None else draws)
         log_w = Uniform().log_weights(scores)
         if self.objective == "softmax":
@@ -126,7 +162,7 @@ class BankContrast(nn.Module):
         own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
         assert own.ids is not None
         known = (own.ids >= 0)[:, None]
-        # Masked; a unit vector all the same, for hn.core.scoring.checks().
+        # Unknown entries are masked, but must be unit vectors to pass the checks of core.scoring.
         entries = torch.where(known, own.vectors, z.detach())
         scores = score(Keys(z, ids), entries, none, self.temperature, positive_mask=known)
         drawn = torch.where(bank.knows(draws), draws, -1)
@@ -140,23 +176,29 @@ class BankContrast(nn.Module):
         )
 
     def extra_repr(self) -> str:
+        """Return the settings for ``repr``."""
         return f"num_draws={self.num_draws}, temperature={self.temperature}, objective={self.objective!r}"
 
 
 def drawn_products(z: View, bank: Bank, ids: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    """Products of each row with the entries of its ids, 0 for a negative id; no more is held than the bank takes.
+    """Compute the products of each row with the bank entries of its ids.
 
-    What is held is a copy, since a bank may be pushed to before the backward pass. Of few entries all products are
-    cheaper than to gather those that are wanted.
+    Memory is at most that of the bank. The products use a copy of the entries, because the bank may be updated before
+    the backward pass. Multiplying a small bank as a whole is cheaper than gathering the drawn entries.
+
+    Args:
+        z: Vectors [b, d].
+        bank: The bank.
+        ids: Ids of k entries per row, [b, k]; the product of a negative id is 0.
     """
     places, k, wide = ids.clamp(min=0), ids.shape[1], torch.promote_types(z.dtype, bank.vectors.dtype)
     z = z.to(wide)
     if ids.numel() <= len(bank.vectors):
         found = _gathered_products(z, bank.vectors, places)
-    elif len(bank.vectors) <= _few * k:
+    elif len(bank.vectors) <= _whole_bank_factor * k:
         found = (z @ bank.vectors.to(wide, copy=True).T).gather(1, places)
     else:
-        entries, rows = bank.vectors.clone(), max(1, _most_gathered // (k * z.shape[1]))
+        entries, rows = bank.vectors.clone(), max(1, _max_gathered // (k * z.shape[1]))
         parts = zip(z.split(rows), places.split(rows), strict=True)  # type: ignore[no-untyped-call]
         gathered = partial(checkpoint, _gathered_products, use_reentrant=False, preserve_rng_state=False)
         found = torch.cat([gathered(part, entries, at) for part, at in parts])
@@ -168,14 +210,24 @@ def _gathered_products(z: View, entries: Tensor, places: Annotated[Tensor, "b k"
 
 
 class InstanceDiscrimination(nn.Module):
-    """Each instance against its own past in a bank, updated after the loss (in training mode).
+    """Contrast each instance with its own past in a bank, which is updated after the loss in training mode.
 
-    >>> loss = InstanceDiscrimination(num_instances=50, dim=4, num_draws=8)
-    >>> z, ids = torch.nn.functional.normalize(torch.randn(16, 4), dim=-1), torch.arange(16)
-    >>> loss(z, ids).item()  # the bank is empty
-    0.0
-    >>> loss(z, ids).item() > 0
-    True
+    Args:
+        num_instances: Size of the data set.
+        dim: Number of features.
+        num_draws: Negatives per anchor.
+        temperature: Divides the similarities.
+        momentum: Momentum of the entries of the bank.
+        objective: "nce" or "softmax".
+        **options: ``z_momentum`` and ``epsilon`` of ``BankContrast``.
+
+    Example:
+        >>> loss = InstanceDiscrimination(num_instances=50, dim=4, num_draws=8)
+        >>> z, ids = torch.nn.functional.normalize(torch.randn(16, 4), dim=-1), torch.arange(16)
+        >>> loss(z, ids).item()  # the bank is empty
+        0.0
+        >>> loss(z, ids).item() > 0
+        True
     """
 
     def __init__(
@@ -193,6 +245,13 @@ class InstanceDiscrimination(nn.Module):
         self.contrast = BankContrast(num_instances, num_draws, temperature, objective, **options)
 
     def forward(self, z: View, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+        """Compute the mean loss, then push the vectors to the bank (in training mode).
+
+        Args:
+            z: Vectors [b, d].
+            ids: Positions in the data set, [b].
+            draws: Ids of the negatives [b, k], instead of random ones.
+        """
         loss: Tensor = self.contrast(z, ids, self.bank, draws)
         if self.training:
             self.bank.push(Keys(z, ids))
@@ -200,7 +259,10 @@ class InstanceDiscrimination(nn.Module):
 
 
 class CMC(nn.Module):
-    """Two views, two banks, crossed: each view against the other view's past; the two directions are added."""
+    """Two views and two banks, crossed: each view against the past of the other view; the directions are added.
+
+    The arguments are those of ``InstanceDiscrimination``.
+    """
 
     def __init__(
         self,
@@ -219,6 +281,14 @@ class CMC(nn.Module):
         )
 
     def forward(self, z1: View, z2: View, ids: Tensor, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+        """Compute the sum of both directions, then push the views to their banks (in training mode).
+
+        Args:
+            z1: Vectors of the first view, [b, d].
+            z2: Vectors of the second view, [b, d].
+            ids: Positions in the data set, [b].
+            draws: Ids of the negatives [b, k], instead of random ones.
+        """
         first, second = self.banks
         loss: Tensor = self.contrasts[0](z1, ids, second, draws) + self.contrasts[1](z2, ids, first, draws)
         if self.training:

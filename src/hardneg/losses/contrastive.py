@@ -1,4 +1,9 @@
-"""ContrastiveLoss: the objective with its options bound; what a trainer calls."""
+"""ContrastiveLoss: the loss that a trainer calls, with all of its options bound.
+
+A call builds a ``Pairing`` (which anchors are compared with which candidates), chooses a backend
+(``kernels.engine.choose``), lets it compute row statistics, and applies the objective and the reduction. The same
+object answers ``explain_path`` (which backend, and why) and ``diagnose`` (how hard the negatives are).
+"""
 
 from __future__ import annotations
 
@@ -26,41 +31,51 @@ from hardneg.kernels.plan import fields_of_rows, is_per_anchor, tensor_fields, w
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 
-LOOKED_AT = 2**23
-"""So many scores are diagnosed at once."""
+SCORES_PER_DIAGNOSIS = 2**23
+"""Number of scores that are diagnosed at once."""
 Temperature = float | Tensor | Schedule
 
 
 class ContrastiveLoss(nn.Module):
-    """InfoNCE with any negatives; a scalar.
+    """A contrastive loss over views with any negatives, objective and positives; returns a scalar.
 
-    negatives: a distribution, or its text: ``"OtherLabel() * Tilt(1.0)"``.
-    views: ``"two"`` (SimCLR: both views are anchors and candidates; with a list of views, all of them) or ``"cross"``
-        (SimCSE, CLIP: z1 against z2). With ``pool``, z1 is compared with the pool only and z2 is its positive;
-        ``"pool"`` (MoCo) insists on one.
-    positives: ``"view"``, the other views; ``"label"``, all candidates of the anchor's label too (SupCon, H-SCL).
-        Labels are otherwise read by the distribution only. ``same_label_negatives`` lets those candidates stay
-        negatives too: true positives with unlabelled negatives (HCL, Fig. 4; H-SCL's H-UCL).
-    temperature: a number, a schedule, or a tensor or parameter to be learnt. tau_plus: a number, schedule or tensor.
-    normalize: brings views and pool to unit norm. detach_keys: no gradient to z2 (MoCo's keys).
-    objective: its name or text (``"rince(q=0.1)"``), an Objective, or a function of (positive, row statistics);
-        ``num_negatives``, ``tau_plus`` and ``positives_in_denominator`` are those of ``info_nce``.
-    impl: ``"dense"`` (matrices of scores), ``"streamed"`` (no matrix: Triton kernels on a GPU for what they serve,
-        tiles for the rest; what needs whole rows raises) or ``"auto"``: Triton where it serves, otherwise dense for
-        small batches, and inside torch.compile. ``path`` says which it was at the last call, ``explain_path`` which
-        it would be. Streamed losses have a first derivative only.
-    gather: under torch.distributed, the candidates are those of all ranks, which may have different numbers of rows.
-        Each rank compares its own anchors with them; value and, averaged over the ranks as DistributedDataParallel
-        does, gradient are those of one process with the whole batch. A pool stands as given, the same on all ranks.
-        ``reduction="none"`` gives the losses of the rank's own anchors.
-    generate: makes more candidates: ``"mochi(num_hardest=64)"`` or a Generator; not inside torch.compile.
+    Schedules need ``set_progress(step, total)`` before each step or epoch.
 
-    A schedule needs ``set_progress(step, total)`` before each step or epoch.
+    Args:
+        negatives: A distribution, or its text such as ``"OtherLabel() * Tilt(1.0)"``.
+        temperature: A number, a schedule, or a tensor or parameter to be learnt.
+        tau_plus: Probability that a negative has the anchor's class (debiasing): a number, schedule or tensor.
+        views: ``"two"`` (SimCLR): all views are anchors and candidates. ``"cross"`` (SimCSE, CLIP): z1 against z2.
+            ``"pool"`` (MoCo): z1 against a pool, with z2 as its positive, as any call with ``pool`` does; it raises
+            without one.
+        positives: ``"view"``: the other views of the instance. ``"label"``: also all candidates with the anchor's label
+            (SupCon, H-SCL). Labels are otherwise only read by the distribution.
+        same_label_negatives: With ``positives="label"``, let those candidates be negatives too: true positives with
+            unlabelled negatives (HCL, Fig. 4; H-SCL's H-UCL).
+        num_negatives: The factor of E_q[e^s]: see ``info_nce``.
+        positives_in_denominator: ``"own"``, ``"all"`` or ``"none"``: see ``info_nce``.
+        reduction: ``"anchors"`` (mean over anchors), ``"pairs"`` (mean over positive pairs) or ``"none"``.
+        normalize: Whether to bring views and pool to unit norm.
+        detach_keys: Whether to stop the gradient to z2 (the keys of MoCo).
+        objective: A name, text (``"rince(q=0.1)"``), an Objective, or a function of (positives, row statistics).
+        impl: ``"dense"`` (matrices of scores), ``"streamed"`` (Triton kernels on a GPU if they support the loss, tiles
+            otherwise; raises for what needs whole rows), or ``"auto"``: Triton where it can run, otherwise dense for
+            small batches and inside torch.compile. ``path`` is the choice of the last call; ``explain_path`` predicts
+            it. Streamed losses have a first derivative only.
+        generate: A generator of additional candidates, such as ``"mochi(num_hardest=64)"``; not inside torch.compile.
+        gather: Under torch.distributed, use the candidates of all ranks, which may have different numbers of rows. Each
+            rank compares its own anchors with them; value and gradient, averaged over the ranks as
+            DistributedDataParallel does, equal those of one process with the whole batch. A pool is used as given and
+            must be the same on all ranks. ``reduction="none"`` returns the losses of the rank's own anchors.
 
-    >>> loss = ContrastiveLoss("Tilt(1.0)", temperature=0.5, tau_plus=0.1)
-    >>> z1, z2 = torch.randn(16, 8), torch.randn(16, 8)
-    >>> loss(z1, z2).shape
-    torch.Size([])
+    Raises:
+        ArgumentError: If an argument is not valid, by its name.
+
+    Example:
+        >>> loss = ContrastiveLoss("Tilt(1.0)", temperature=0.5, tau_plus=0.1)
+        >>> z1, z2 = torch.randn(16, 8), torch.randn(16, 8)
+        >>> loss(z1, z2).shape
+        torch.Size([])
     """
 
     def __init__(
@@ -113,7 +128,7 @@ class ContrastiveLoss(nn.Module):
             num_negatives=num_negatives,
             positives_in_denominator=positives_in_denominator,
         )
-        with tensors_checked():  # once: a look at each step would wait for the GPU
+        with tensors_checked():  # only here: a check at each step would wait for the GPU
             for holder in (*self.negatives.factors, self.objective):
                 with_fields(holder, tensor_fields(holder))
         self._register_fields()
@@ -122,14 +137,14 @@ class ContrastiveLoss(nn.Module):
         self.step: int | None = None  # None: no progress was set
         self.total: int | None = None
         self._current, self._objective = self.negatives, self.objective
-        self._temperature: Tensor | None = None  # of a schedule, at this step
+        self._temperature: Tensor | None = None  # the value of a schedule at this step
         self._calls = 0
-        self.path: Path | None = None  # of the last call
+        self.path: Path | None = None  # the choice of the last call
 
     def _register_fields(self) -> None:
-        """Tensors that are fields of the distribution or the objective become parameters or buffers of the loss."""
+        """Register tensors that are fields of the distribution or objective as parameters or buffers of the loss."""
         self.learnt = nn.ParameterList()
-        self._registered: list[tuple[int, str, str | int]] = []  # of which holder, which field, and where it is kept
+        self._registered: list[tuple[int, str, str | int]] = []  # (holder, field, name or index)
         for place, holder in enumerate((*self.negatives.factors, self.objective)):
             for name, tensor in tensor_fields(holder).items():
                 if isinstance(tensor, nn.Parameter):
@@ -140,7 +155,7 @@ class ContrastiveLoss(nn.Module):
                     self.register_buffer(f"field_{place}_{name}", tensor)
 
     def _refresh_fields(self) -> None:
-        """Puts tensors that were replaced, by ``to(device)`` or ``load_state_dict(assign=True)``, into the fields."""
+        """Put tensors that ``to(device)`` or ``load_state_dict(assign=True)`` replaced back into the fields."""
         if not self._registered:
             return
         holders: list[Any] = [*self.negatives.factors, self.objective]
@@ -159,23 +174,30 @@ class ContrastiveLoss(nn.Module):
 
     @property
     def tau_plus(self) -> TauPlus:
-        """That of the objective, however it was given; 0 if it has none."""
+        """The tau_plus of the objective, wherever it was given; 0 if it has none."""
         tau_plus: TauPlus = getattr(self.objective, "tau_plus", 0.0)
         return tau_plus
 
     @property
     def num_negatives(self) -> NumNegatives:
-        """That of the objective, however it was given; "support" if it has none."""
+        """The num_negatives of the objective, wherever it was given; "support" if it has none."""
         number: NumNegatives = getattr(self.objective, "num_negatives", "support")
         return number
 
     @property
     def positives_in_denominator(self) -> str:
-        """That of the objective, however it was given; "own" if it has none."""
+        """The option of the objective, wherever it was given; "own" if it has none."""
         return str(getattr(self.objective, "positives_in_denominator", "own"))
 
     def set_progress(self, step: int, total: int | None = None) -> None:
-        """Evaluates the schedules; outside any compiled graph, so that new numbers do not recompile it."""
+        """Evaluate all schedules; call it before each step or epoch.
+
+        It runs outside any compiled graph, so that new numbers do not cause a recompilation.
+
+        Args:
+            step: The current step or epoch, from 0.
+            total: The total number, for schedules that need it.
+        """
         self.step, self.total = step, total
         self._current, self._objective = self.negatives.at(step, total), self.objective.at(step, total)
         if isinstance(self.temperature, Schedule):
@@ -194,10 +216,20 @@ class ContrastiveLoss(nn.Module):
         guide: Guides | None = None,
         all_anchors: bool = False,
     ) -> Pairing:
-        """Who meets whom: what the loss is computed from; with ``gather``, the rank's own anchors or all of them."""
+        """Build the pairing from which the loss is computed: which anchors are compared with which candidates.
+
+        The arguments are those of the call. With ``gather``, the anchors are those of this rank, or of all ranks with
+        ``all_anchors``.
+
+        Returns:
+            The pairing; ``of`` computes its loss.
+
+        Raises:
+            ArgumentError: If views are not tensors, shapes do not match, or ``generate`` is combined with a guide.
+        """
         self._refresh_fields()
         if self.generate is not None and guide is not None:
-            what = "guide=None with generate: the guide has no vectors of candidates that are made"
+            what = "guide=None with generate (the guide has no vectors for generated candidates)"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         views = [z1] if isinstance(z1, Tensor) else list(z1)
         views += [] if z2 is None else [z2]
@@ -212,16 +244,22 @@ class ContrastiveLoss(nn.Module):
         return pairing if self.generate is None else self.generate(pairing.prepared(), self._calls)
 
     def scores(self, *args: Any, **kwargs: Any) -> Scores:
-        """The dense scores, of the arguments of the call."""
+        """Compute the dense scores; the arguments are those of the call."""
         return dense(self.pairing(*args, **kwargs))
 
     def of_matrix(self, similarity: Tensor, positives: Tensor, **parts: Any) -> Annotated[Tensor, "b n"]:
-        """The loss of each pair of any scorer, 0 where there is none; not reduced, and never streamed.
+        """Compute the loss of each pair from similarities of any scorer; not reduced, and never streamed.
 
-        The arguments are those of ``from_matrix``, with the temperature of this loss.
+        Args:
+            similarity: Similarities of b anchors and n candidates, [b, n].
+            positives: True for the positive pairs, [b, n].
+            **parts: Further arguments of ``from_matrix``.
+
+        Returns:
+            Losses [b, n]; 0 for pairs that are not positives.
         """
         if self.generate is not None:
-            what = "generate=None for a matrix: it has no vectors to make candidates from"
+            what = "generate=None for a matrix (it has no vectors to generate candidates from)"
             raise argument_error("ContrastiveLoss", what, "generate", self.generate)
         self._refresh_fields()
         scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
@@ -243,14 +281,31 @@ class ContrastiveLoss(nn.Module):
         temperature: Tensor | None = None,
         guide: Guides | None = None,
     ) -> Tensor:
-        """The loss of two views, or of a list of views; ``temperature`` [b] gives each instance its own.
+        """Compute the loss of two views, or of a list of views.
 
-        ``guide``: the same views under another model, for ``by="guide"``; with a pool, and the pool's vectors.
+        Args:
+            z1: First view [b, d], or a list of views.
+            z2: Second view [b, d].
+            ids: Ids of the instances [b]; candidates with the anchor's id are no negatives. By default every row is an
+                instance of its own.
+            labels: Labels of the instances, [b].
+            pool: Candidates from outside the batch: a queue, a bank, Keys, or several of them.
+            clusters: Cluster of each instance, [b] or [b, r].
+            temperature: A temperature for each instance [b], instead of that of the loss.
+            guide: The same views under another model, for ``by="guide"``; with a pool, also the pool's vectors.
+
+        Returns:
+            A scalar; the losses of all anchors with ``reduction="none"``.
         """
         return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
 
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
-        """Return the loss of a pairing that was made elsewhere; ``first`` is a factor to the left of the negatives."""
+        """Compute the loss of a pairing that was built elsewhere.
+
+        Args:
+            pairing: The anchors, positives and candidates.
+            first: A mask that is applied before the negatives of the loss.
+        """
         self._refresh_fields()
         check_parts(pairing)
         self.path = choose(pairing, self._current, self._objective, self.impl, first)
@@ -263,27 +318,29 @@ class ContrastiveLoss(nn.Module):
         return self._mean(loss, pairing)
 
     def explain_path(self, *args: Any, **kwargs: Any) -> str:
-        """How the loss of these arguments of the call is computed, and why.
+        """Return which backend computes the loss of these arguments, and why.
 
-        >>> z1, z2 = torch.randn(4, 8), torch.randn(4, 8)
-        >>> ContrastiveLoss("Tilt(1.0)").explain_path(z1, z2).split("; ")[0]
-        'dense: 64 scores are few'
+        Example:
+            >>> z1, z2 = torch.randn(4, 8), torch.randn(4, 8)
+            >>> ContrastiveLoss("Tilt(1.0)").explain_path(z1, z2).split("; ")[0]
+            'dense: 64 scores are few'
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 
     def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
-        """How hard, how false and how many the negatives of this batch are; exact also under ``no_grad``.
+        """Measure the negatives of a batch: how hard they are, how many, and how many share the anchor's label.
 
-        Where the loss streams, the anchors are looked at in blocks. With ``gather``, those of all ranks.
+        The arguments are those of the call. The result is exact, also under ``no_grad``. Where the loss would be
+        streamed, the anchors are diagnosed in blocks. With ``gather``, the anchors of all ranks are included.
         """
         return self.diagnosis_of(self.pairing(*args, **kwargs, all_anchors=True))
 
     def diagnosis_of(self, pairing: Pairing, first: Mask | None = None) -> Diagnosis:
-        """The same of a pairing that was made elsewhere."""
+        """Measure the negatives of a pairing that was built elsewhere; see ``diagnose``."""
         pairing, current = pairing.prepared(), self._current
         size, path = len(pairing), choose(pairing, current, self._objective, self.impl, first)
         if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
-            size = max(1, LOOKED_AT // max(pairing.num_candidates, 1))
+            size = max(1, SCORES_PER_DIAGNOSIS // max(pairing.num_candidates, 1))
         if size >= len(pairing):
             return self._diagnose(_left(dense(pairing), first), current, self._tau_plus())
         parts = []
@@ -296,38 +353,38 @@ class ContrastiveLoss(nn.Module):
         return joined(parts)
 
     def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
-        with torch.enable_grad():  # a gradient of the weights shows which negatives are attracted
+        with torch.enable_grad():  # the gradient by the scores shows which negatives are attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )
             return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
 
     def _of_all_anchors(self) -> bool:
-        """Whether the rank's own anchors do not suffice: then every rank computes the loss of all."""
+        """True if every rank must compute the loss of all anchors, not only of its own."""
         whole = any(factor.batch_scope for factor in self._current.factors)
         return whole or self.generate is not None or self.reduction == "pairs"
 
     def _mean(self, loss: Tensor, pairing: Pairing) -> Tensor:
-        """Over the anchors of all ranks."""
+        """Average the loss over the anchors of all ranks."""
         if not self.gather or self.reduction == "none" or self._of_all_anchors():
             return loss
         return mean_over_ranks(loss, len(pairing))
 
     def temperature_now(self) -> float | Tensor:
-        """The temperature of this step."""
+        """Return the temperature at the current step."""
         if isinstance(self.temperature, (float, Tensor)) or not isinstance(self.temperature, Schedule):
             return self.temperature
         return float(self.temperature) if self._temperature is None else self._temperature  # raises if not set
 
     def _tau_plus(self) -> float | Tensor:
-        """That of the objective, at this step; 0 if it has none."""
+        """Return the tau_plus of the objective at the current step; 0 if it has none."""
         tau_plus: float | Tensor = getattr(self._objective, "tau_plus", 0.0)
         return tau_plus
 
     def _warn(self, found: RowResult, num_candidates: int) -> None:
-        """Warn of empty rows and floored terms at calls 1, 2, 4, 8 ...: each look waits for the GPU.
+        """Warn of anchors without negatives and of floored terms at calls 1, 2, 4, 8 ...: each check waits for the GPU.
 
-        Not of an empty pool: a queue begins with one.
+        An empty pool is not reported, because every queue is empty at the start.
         """
         self._calls += 1
         if self._calls & (self._calls - 1) or not num_candidates:
@@ -335,7 +392,7 @@ class ContrastiveLoss(nn.Module):
         row, tau_plus = found.row, self._tau_plus()
         check_temperature("ContrastiveLoss", torch.as_tensor(row.temperature).cpu())
         empty = row.support.detach() == 0
-        if self._objective.needs_negatives:  # otherwise the positives stand against each other
+        if self._objective.needs_negatives:  # otherwise the positives are contrasted with each other
             _warn_of_empty(empty.float().mean().item(), self._current)
         if not corrects(tau_plus) or "log_mean" not in row.statistics:
             return
@@ -346,17 +403,19 @@ class ContrastiveLoss(nn.Module):
         _warn_of_floor(float(share), tau_plus, row.temperature)
 
     def extra_repr(self) -> str:
+        """Return the settings for ``repr``, and the path of the last call."""
         shown = f"{self.negatives!r}, temperature={self.temperature}, tau_plus={self.tau_plus}, views={self.views!r}"
         return shown if self.path is None else f"{shown}, path={str(self.path)!r}"
 
     def get_extra_state(self) -> Tensor:
-        """Step, total, calls, then value and last metric of each adaptive schedule; NaN for None."""
+        """Return step, total, calls, then value and last metric of each adaptive schedule; NaN stands for None."""
         numbers = [self.step, self.total, self._calls]
         for schedule in self._adaptive():
             numbers += [schedule.state_dict()["value"], schedule.state_dict()["last"]]
         return torch.tensor([math.nan if each is None else each for each in numbers], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
+        """Restore what ``get_extra_state`` returned."""
         numbers = [None if math.isnan(each) else each for each in state.tolist()]
         step, total, self._calls = (each if each is None else int(each) for each in numbers[:3])  # type: ignore[assignment]
         for schedule, value, last in zip(self._adaptive(), numbers[3::2], numbers[4::2], strict=True):
@@ -370,35 +429,43 @@ class ContrastiveLoss(nn.Module):
 
 
 def _left(scores: Scores, mask: Mask | None) -> Scores:
-    """The candidates that the mask leaves."""
+    """Restrict the scores to the candidates that the mask keeps."""
     return scores if mask is None else scores.narrowed(mask.allows(scores.tile()))
 
 
 def check_per_anchor(holders: Iterable[Any], instances: int, anchors: int) -> None:
-    """Raises where a field has a number for each instance and each view of one is an anchor."""
+    """Raise if a field holds one number per instance although each view of an instance is an anchor.
+
+    Args:
+        holders: Distributions and objectives.
+        instances: Number of instances in the batch.
+        anchors: Number of anchors.
+    """
     if instances == anchors or instances == 1:
         return
     for holder in holders:
         for name, tensor in tensor_fields(holder).items():
             if is_per_anchor(tensor, name, instances):
-                what = f"a number for each of the {anchors} anchors, which are the views one after the other"
+                what = f"one number for each of the {anchors} anchors (the views, concatenated)"
                 fix = f"use torch.cat([{name}] * {anchors // instances})"
                 raise ArgumentError("ContrastiveLoss", what, f"{name}={tuple(tensor.shape)}", fix)
 
 
 def _warn_of_empty(share: float, negatives: Negatives) -> None:
-    """``share`` of the anchors have no negative."""
+    """Warn if more than half of the anchors have no negative."""
     if share > 0.5:
-        advice = {factor.if_empty: None for factor in negatives.factors if factor.removes}  # each once, in order
+        advice = {
+            factor.if_empty: None for factor in negatives.factors if factor.removes
+        }  # a dict removes duplicates and keeps the order
         warn_once(
             f"empty:{negatives!r}",
-            f"{share:.0%} of the anchors have no negative under {negatives!r} and cost nothing. "
+            f"{share:.0%} of the anchors have no negative under {negatives!r} and a loss of 0. "
             f"{' '.join(advice) or Negatives.if_empty}",
         )
 
 
 def _warn_of_floor(share: float, tau_plus: float | Tensor, temperature: float | Tensor) -> None:
-    """``share`` of the debiased terms are floored."""
+    """Warn if more than half of the debiased terms are at their floor."""
     if share > 0.5:
         number, size = (torch.as_tensor(value).double().mean().item() for value in (tau_plus, temperature))
         warn_once(

@@ -1,7 +1,8 @@
-"""Losses over the whole data set from small batches: SogCLR and EMC2.
+"""Losses over the whole data set that are computed from small batches: SogCLR and EMC2.
 
-Each call returns a surrogate, whose gradient is that of the global loss and whose value means nothing, and leaves the
-real loss and its diagnostics in ``last``. Ids are positions in the data set. In eval mode nothing is remembered.
+Each call returns a surrogate, whose gradient is that of the global loss and whose value is not meaningful; the real
+loss and its diagnostics are in ``last``. Ids are positions in the data set. In eval mode no state is updated. Both
+losses combine a function of ``core.objectives`` (``surrogate``) with a module of ``state`` (``Partition``, ``Chain``).
 """
 
 from __future__ import annotations
@@ -26,23 +27,32 @@ from hardneg.state.partition import Partition
 from hardneg.state.pools import Bank
 
 EncodeViews = Callable[[Annotated[Tensor, "k"], Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
-"""(ids, views) -> vectors of these items at the current parameters."""
+"""Function of (ids, views) that returns the vectors of these items at the current parameters."""
 
 
 class SogCLR(nn.Module):
     """The global contrastive loss through a running normaliser per instance (Yuan et al. 2022).
 
-    The scale is the authors': the two directions are added and nothing is divided by the temperature, so the gradient
-    is 2 * temperature times that of the mean loss of 2b anchors; ``divide_by_temperature`` gives that of NT-Xent's
-    scale. ``views="cross"`` (two encoders) contrasts z1 with z2 only, both ways, each direction with its own normaliser
-    of e^(s_ij - s_ii); its two directions are averaged, and each is a mean over the candidates (LibAUC's GCLoss_v2 sums
-    over them, b - 1 times more). Nothing is drawn or encoded: ``seed`` and ``encode`` are there so that SogCLR and EMC2
-    can stand in for each other.
+    The scale is that of the authors: the two directions are added and nothing is divided by the temperature, so the
+    gradient is 2 * temperature times that of the mean loss over 2b anchors. Nothing is drawn or encoded: ``seed`` and
+    ``encode`` exist so that SogCLR and EMC2 are interchangeable.
 
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> loss = SogCLR(num_instances=100)
-    >>> loss(z1, z2, ids=torch.arange(8)).ndim, sorted(loss.last)
-    (0, ['real_loss', 'running_loss'])
+    Args:
+        num_instances: Size of the data set.
+        temperature: Divides the similarities.
+        gamma: Share of the new value in the running normaliser.
+        views: ``"two"``: one encoder, all views are anchors and candidates. ``"cross"``: two encoders, z1 against z2 in
+            both directions, each with its own normaliser of e^(s_ij - s_ii). Its directions are averaged, and each is a
+            mean over the candidates (LibAUC's GCLoss_v2 sums over them, which is b - 1 times more).
+        seed: Not used.
+        divide_by_temperature: Whether to return the scale of NT-Xent instead of the authors'.
+        negatives: The distribution of negatives.
+
+    Example:
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> loss = SogCLR(num_instances=100)
+        >>> loss(z1, z2, ids=torch.arange(8)).ndim, sorted(loss.last)
+        (0, ['real_loss', 'running_loss'])
     """
 
     last: dict[str, Tensor]
@@ -73,6 +83,18 @@ class SogCLR(nn.Module):
         labels: Tensor | None = None,
         encode: EncodeViews | None = None,
     ) -> Tensor:
+        """Compute the surrogate loss and update the normalisers.
+
+        Args:
+            z1: First view, [b, d], unit vectors.
+            z2: Second view, [b, d], unit vectors.
+            ids: Positions in the data set, [b].
+            labels: Labels [b], for distributions that read them.
+            encode: Not used.
+
+        Raises:
+            ArgumentError: If ``ids`` is missing.
+        """
         if self.views == "cross":
             both = [_relative(cross_views(*pair, self.temperature, ids, labels)) for pair in ((z1, z2), (z2, z1))]
         else:
@@ -95,12 +117,12 @@ class SogCLR(nn.Module):
 
 
 def _relative(scores: Scores) -> Scores:
-    """s_ij - s_ii instead of s_ij: the positive is part of what the normaliser remembers."""
+    """Replace s_ij by s_ij - s_ii: here the normaliser also covers the positive."""
     return replace(scores, candidates=scores.candidates - scores.positives, positives=scores.positives * 0.0)
 
 
 def _mean_one(log_w: LogWeights) -> LogWeights:
-    """The same weights with mean 1 over their support, as the normaliser takes them."""
+    """Scale the weights to mean 1 over their support, as the normaliser expects them."""
     supported = log_w != NEVER
     some = supported.any(-1, keepdim=True)
     mass = torch.logsumexp(torch.where(some, log_w.detach(), 0.0), dim=-1, keepdim=True)
@@ -108,31 +130,40 @@ def _mean_one(log_w: LogWeights) -> LogWeights:
 
 
 def _real(scores: Scores, log_w: Tensor) -> Tensor:
-    """The loss of this batch, the positive not in the denominator, as in the global loss."""
+    """Compute the loss of this batch without the positive in the denominator, as in the global loss."""
     with torch.no_grad():
         return reduce(info_nce(scores, log_w, positives_in_denominator="none"), scores)
 
 
 class EMC2(nn.Module):
-    """The global contrastive loss through Markov chains: the mean over the chains' visits stands for the softmax.
+    """The global contrastive loss through Markov chains: the mean over the chains' visits replaces the softmax.
 
-    views: ``"two"``, one encoder and two augmentations: 2b anchors against both views of the others (the paper's
-        Fig. 2, but a chain per row, where the paper has one state per image); ``"cross"``, two encoders: z1 against z2.
-    proposals: ``"batch"``, from the candidates of the batch and the chain's own state, which costs no encoding beyond
-        the state's; ``"data set"``, from all instances (Algorithm 1 as printed), through ``encode`` or ``remember``.
-    remember: a Bank in which the loss keeps the embeddings of z2 (and in a copy of it those of z1, if views="two"), so
-        that a state outside the batch still repels, with its last embedding. ``encode(ids, views)`` at the call does
-        the same with the current parameters and a gradient; a view is 0 for z1's side and 1 for z2's, always 1 for
-        two encoders. With neither, such a state is compared by its last score and its visits count in the normaliser
-        only; ``last["outside"]`` is their share.
-    num_steps: steps per batch, as many as there are candidates unless given; the share burn_in is not counted.
+    ``pool`` at the call replaces the batch as the source of candidates; with the whole data set in it the chains are
+    exact.
 
-    ``pool`` at the call gives the candidates instead of the batch. With the whole data set in it the chains are exact.
+    Args:
+        num_instances: Size of the data set.
+        temperature: Divides the similarities.
+        burn_in: Share of the steps that are not counted.
+        views: ``"two"``: one encoder and two augmentations, 2b anchors against both views of the others (the paper's
+            Fig. 2, but with a chain per row, where the paper has one state per image). ``"cross"``: two encoders, z1
+            against z2.
+        proposals: ``"batch"``: from the candidates of the batch and the chain's own state, which needs no encoding
+            except that of the state. ``"data set"``: from all instances (Algorithm 1 as printed), which needs
+            ``encode`` or ``remember``.
+        remember: A Bank in which the loss keeps the embeddings of z2 (and, in a copy, of z1 if views="two"), so that a
+            state outside the batch still repels with its last embedding. ``encode(ids, views)`` at the call does the
+            same with the current parameters and a gradient; a view is 0 for z1 and 1 for z2, and always 1 with two
+            encoders. With neither, such a state is compared by its last score, and its visits count in the normaliser
+            only; ``last["outside"]`` is their share.
+        num_steps: Steps per batch; by default the number of candidates.
+        seed: Seed of the chains.
 
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> loss = EMC2(num_instances=100)
-    >>> loss(z1, z2, ids=torch.arange(8)).ndim, sorted(loss.last)
-    (0, ['acceptance', 'age', 'outside', 'real_loss'])
+    Example:
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> loss = EMC2(num_instances=100)
+        >>> loss(z1, z2, ids=torch.arange(8)).ndim, sorted(loss.last)
+        (0, ['acceptance', 'age', 'outside', 'real_loss'])
     """
 
     last: dict[str, Tensor]
@@ -167,6 +198,18 @@ class EMC2(nn.Module):
         pool: Pools | None = None,
         encode: EncodeViews | None = None,
     ) -> Tensor:
+        """Compute the surrogate loss and advance the chains.
+
+        Args:
+            z1: First view, [b, d], unit vectors.
+            z2: Second view, [b, d], unit vectors.
+            ids: Positions in the data set, [b].
+            pool: Candidates instead of the batch.
+            encode: Function of (ids, views) that encodes states with a gradient.
+
+        Raises:
+            ArgumentError: If ``ids`` is missing, or embeddings for ``proposals="data set"``.
+        """
         ids = Keys(z1, ids).ids  # a list becomes a tensor
         if ids is None:
             raise ArgumentError("EMC2", "the ids of the rows", "ids=None", "pass the positions in the data set")
@@ -195,7 +238,10 @@ class EMC2(nn.Module):
     def _from_batch(
         self, z1: View, z2: View, ids: Tensor, slots: Tensor, encode: EncodeViews | None
     ) -> tuple[Scores, Walk]:
-        """Over the batch and the chain's state in each view: what keeps the softmax of the data set (see ``chain``)."""
+        """Walk over the batch and the chain's state in each view, which keeps the softmax of the data set.
+
+        ``state.chain`` explains why the state must be among the proposals.
+        """
         num_views = self.chain.num_views
         each = torch.arange(num_views, device=ids.device)
         states = self.chain.states_of(slots)
@@ -214,7 +260,7 @@ class EMC2(nn.Module):
     def _from_data_set(
         self, anchors: Keys, positives: Tensor, slots: Tensor, encode: EncodeViews | None
     ) -> tuple[Scores, Walk]:
-        """Each chain has proposals of its own, uniform over the views of all other instances (Algorithm 1)."""
+        """Walk over proposals of each chain's own, uniform over the views of all other instances (Algorithm 1)."""
         assert anchors.ids is not None
         rows, chain = len(anchors), self.chain
         steps = max(rows - chain.num_views, 1) if self.num_steps is None else self.num_steps
@@ -241,10 +287,10 @@ class EMC2(nn.Module):
     # Compiled, the backward pass would read the bank again, which has changed by then.
     @outside_graphs
     def _embedded(self, ids: Tensor, views: Tensor, encode: EncodeViews | None, source: str, like: View) -> Keys | None:
-        """These instances as candidates of their rows, [b, m, d], with id -1 where one is not known.
+        """Return these instances as private candidates of their rows, [b, m, d], with id -1 where one is unknown.
 
-        Its place shows a row of the batch and is masked: a unit vector like the others, for the checks. None if there
-        is nothing to embed them with.
+        An unknown one holds a row of the batch and is masked: it must be a unit vector to pass the checks. None if
+        there is nothing to embed them with.
         """
         filled = like[:1].detach()
         if encode is not None:
@@ -266,7 +312,7 @@ class EMC2(nn.Module):
 
 
 def _among(values: Tensor, others: Annotated[Tensor, "b"]) -> Tensor:
-    """torch.isin, which waits for the GPU."""
+    """Compute torch.isin, which would wait for the GPU, by a binary search."""
     if not len(others):
         return torch.zeros_like(values, dtype=torch.bool)
     in_order = others.sort().values
@@ -275,5 +321,5 @@ def _among(values: Tensor, others: Annotated[Tensor, "b"]) -> Tensor:
 
 
 def _and_known(scores: Scores, ids: Annotated[Tensor, "b m"]) -> Tensor:
-    """A mask of the candidates whose last m columns are these ids, false where an id is negative."""
+    """Return a mask of the candidates whose last m columns have these ids; False where an id is negative."""
     return torch.nn.functional.pad(ids >= 0, (scores.candidates.shape[1] - ids.shape[1], 0), value=True)

@@ -1,8 +1,12 @@
 """GradCache (Gao et al. 2021): the gradient of a batch that is larger than memory.
 
-The vectors of the batch are computed chunk by chunk without a graph, and the loss from all of them. When its gradient
-by the vectors is known, each chunk is encoded again, with a graph and the random numbers of the first time, and takes
-its part of the gradient to the weights. Activations of one chunk are held at a time, for a third more computation.
+The vectors of the batch are computed chunk by chunk without a graph, and the loss from all of them. Once the gradient
+by the vectors is known, each chunk is encoded again, with a graph and with the random numbers of the first time, and
+propagates its part of the gradient to the weights. Only the activations of one chunk are held at a time, for a third
+more computation.
+
+``GradCache`` is the public class; ``_Twice`` is its autograd function, ``_Chunks`` encodes the chunks, and
+``_FirstPass`` checks that nothing changed between the two passes.
 """
 
 from __future__ import annotations
@@ -24,39 +28,48 @@ Encoded = Annotated[Tensor, "b d"]
 
 @runtime_checkable
 class SplitByRows(Protocol):
-    """Inputs that are not tensors but can be split by rows, such as packed graphs."""
+    """Inputs that are no tensors but can be split by rows, such as packed graphs."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice) -> Any: ...
 
-    def to(self, device: torch.device | str) -> Any: ...
+    def to(self, device: torch.device | str) -> Any:
+        """Return the same rows on a device."""
+        ...
 
 
 class GradCache:
     """An encoder in chunks: ``GradCache(encoder, 256)(images)`` has the value and the gradient of ``encoder(images)``.
 
-    encode: a module, or a function with the ``module`` whose weights it uses. Its arguments are tensors with one entry
-        per row, also in dicts, lists and tuples, without a gradient of their own, or objects with a length, slices and
-        ``to``; anything else is passed on. It returns [b, d].
-    chunk_size: rows that are encoded at once. A batch that is no larger is encoded once, as usual.
-
-    Any loss, autocast, gradient scaling and DistributedDataParallel (gradients are averaged once, after the last chunk)
-    work as without it, as do hooks of the weights, which get the gradient of all chunks at once. With
-    DistributedDataParallel and FSDP, hooks get that of each chunk, and ``torch.autograd.grad`` by the weights raises.
+    Works with any loss, autocast, gradient scaling, hooks of the weights (which get the gradient of all chunks at once)
+    and DistributedDataParallel (gradients are averaged once, after the last chunk). With DistributedDataParallel and
+    FSDP, hooks get the gradient of each chunk, and ``torch.autograd.grad`` by the weights raises.
 
     Each chunk is encoded again in the mode (train or eval) of the first time, with the same random numbers of torch, on
     the CPU and on the devices of the weights; those of other generators are not replayed. Weights, inputs and buffers
-    must not change before the backward pass, which raises ``DataChanged`` if they did.
+    must not change before the backward pass.
 
-    Exact for encoders without batch statistics. BatchNorm takes the statistics of each chunk and warns; its running
-    statistics are updated the first time that a chunk is encoded.
+    Exact for encoders without batch statistics. BatchNorm uses the statistics of each chunk, with a warning; its
+    running statistics are updated the first time that a chunk is encoded.
 
-    >>> encoder = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
-    >>> vectors = GradCache(encoder, chunk_size=2)(torch.randn(5, 3))
-    >>> vectors.square().sum().backward()
-    >>> vectors.shape, encoder[0].weight.grad.shape
-    (torch.Size([5, 4]), torch.Size([4, 3]))
+    Args:
+        encode: A module, or a function that uses the weights of ``module``. Its arguments are tensors with one entry
+            per row, also in dicts, lists and tuples, without a gradient of their own, or objects with a length, slices
+            and ``to``; anything else is passed on unchanged. It returns [b, d].
+        chunk_size: Number of rows that are encoded at once. A batch that is no larger is encoded once, as usual.
+        module: The module whose weights ``encode`` uses, if ``encode`` is a function.
+
+    Raises:
+        ArgumentError: If there is no module, or inputs require a gradient.
+        DataChanged: In the backward pass, if weights, inputs or buffers changed since the forward pass.
+
+    Example:
+        >>> encoder = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+        >>> vectors = GradCache(encoder, chunk_size=2)(torch.randn(5, 3))
+        >>> vectors.square().sum().backward()
+        >>> vectors.shape, encoder[0].weight.grad.shape
+        (torch.Size([5, 4]), torch.Size([4, 3]))
     """
 
     def __init__(self, encode: Callable[..., Encoded], chunk_size: int, module: nn.Module | None = None) -> None:
@@ -68,20 +81,25 @@ class GradCache:
         self.encode, self.chunk_size, self.module = encode, chunk_size, module
 
     def __call__(self, *inputs: Any, **named: Any) -> Encoded:
+        """Encode the rows of the inputs chunk by chunk; the arguments are those of ``encode``.
+
+        Returns:
+            Vectors of all rows, [b, d], whose gradient flows to the weights of the module.
+        """
         rows = _num_rows((inputs, named))
         if rows <= self.chunk_size:
             return self.encode(*inputs, **named)
         if any(part.training for part in self.module.modules() if isinstance(part, _BatchNorm)):
             warn_once(
                 "losses.grad_cache",
-                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm takes the statistics of each, not "
+                f"GradCache encodes chunks of {self.chunk_size} rows, and BatchNorm uses the statistics of each, not "
                 f"of the {rows} rows of the batch. Use an encoder without batch statistics (GroupNorm, LayerNorm).",
             )
         chunks = _Chunks(self, (inputs, named), rows)
         if not torch.is_grad_enabled() or not any(weights.requires_grad for weights in self.module.parameters()):
             return chunks.encoded()
         if any(tensor.requires_grad for tensor in _tensors((inputs, named))):
-            fix = "detach them, or make what computes them a part of the encoder"
+            fix = "detach them, or compute them inside the encoder"
             raise ArgumentError("GradCache", "inputs without a gradient of their own", "requires_grad=True", fix)
         weights = [] if chunks.first.collects else [each for each in chunks.first.weights if each.requires_grad]
         differentiable: list[Tensor] = [*weights] or [torch.zeros((), requires_grad=True)]
@@ -112,7 +130,7 @@ class _Twice(torch.autograd.Function):
 
 
 def _collects_gradients(module: nn.Module) -> bool:
-    """True for DistributedDataParallel, FSDP and DeepSpeed, which wait for the gradients in hooks of their own."""
+    """True for DistributedDataParallel, FSDP and DeepSpeed, which collect the gradients in hooks of their own."""
     names = ("no_sync", "set_requires_gradient_sync")
     return any(hasattr(part, name) for part in module.modules() for name in names)
 
@@ -139,10 +157,13 @@ def _set_aside(weights: list[nn.Parameter]) -> Iterator[list[Tensor | None]]:
 
 
 class _Chunks:
-    """The chunks of one batch, and how each was encoded."""
+    """The chunks of one batch, and the conditions under which each was encoded."""
 
     def __init__(self, cache: GradCache, inputs: tuple[Any, Any], rows: int) -> None:
-        self.cache, self.inputs = cache, _mapped(inputs, lambda leaf: leaf)  # containers may be filled anew
+        self.cache, self.inputs = (
+            cache,
+            _mapped(inputs, lambda leaf: leaf),
+        )  # a copy of the containers, which the caller may refill
         self.rows = [slice(low, min(low + cache.chunk_size, rows)) for low in range(0, rows, cache.chunk_size)]
         self.first = _FirstPass(cache.module, _tensors(self.inputs))
         tensors = [*cache.module.parameters(), *self.first.inputs]
@@ -153,6 +174,7 @@ class _Chunks:
 
     @torch.no_grad()
     def encoded(self) -> Encoded:
+        """Encode all chunks without a graph, and record their random states."""
         parts = []
         for rows in self.rows:
             self.random.append(_random_states(self.devices))
@@ -161,6 +183,7 @@ class _Chunks:
 
     @torch.enable_grad()
     def encode_again(self, gradient: Encoded) -> None:
+        """Encode each chunk again, with a graph, and propagate its part of the gradient."""
         with self.first.modes(), _random_kept(self.devices), _statistics_kept(self.cache.module):
             for rows, states in zip(self.rows, self.random, strict=True):
                 self.first.check()
@@ -174,7 +197,7 @@ class _Chunks:
         with ExitStack() as precision:
             for kind, enabled, dtype in self.precision:
                 precision.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            # Autocast keeps the weights that it has cast, and with them the graph of another chunk, or none.
+            # Autocast caches the weights that it has cast, together with the graph (or none) of another chunk.
             torch.clear_autocast_cache()
             vectors = self.cache.encode(*inputs, **named)
             torch.clear_autocast_cache()
@@ -185,7 +208,7 @@ class _Chunks:
 
 
 class _FirstPass:
-    """What the chunks were first encoded with, to be the same when they are encoded again."""
+    """State of the encoder and its inputs in the first pass, to be the same in the second."""
 
     def __init__(self, module: nn.Module, inputs: list[Tensor]) -> None:
         self.module, self.inputs = module, inputs
@@ -207,21 +230,21 @@ class _FirstPass:
         if inputs != [*map(_version, self.inputs)]:
             raise _changed(
                 "inputs",
-                "some that were overwritten",
+                "overwritten inputs",
                 "call backward() first, and do not overwrite them in the encoder",
             )
         replaced = [*map(id, self.module.parameters())] != [*map(id, self.weights)]
         if (replaced and not self.collects) or weights != [*map(_version, self.weights)]:
-            raise _changed("weights", "some that were changed", "call backward() before optimizer.step()")
+            raise _changed("weights", "changed weights", "call backward() before optimizer.step()")
         for name, now in self.module.named_buffers():
             before, version = self.buffers.get(name, (now, None))
             untouched = now is before and _version(now) == version
             if name in self.copies and not untouched and not torch.equal(now, self.copies[name]):
-                raise _changed("buffers", f"{name!r} with other values", "call backward() before you change them")
+                raise _changed("buffers", f"new values in {name!r}", "call backward() before you change them")
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """All parts in the mode, train or eval, of the first pass."""
+        """Set all modules to the mode, train or eval, of the first pass."""
         now = {part: part.training for part in self.training}
         _set_modes(self.training)
         try:
@@ -241,13 +264,13 @@ def _changed(name: str, got: str, fix: str) -> DataChanged:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """The number of times that a tensor was written to; tensors of the inference mode do not count."""
+    """Return how many times a tensor was written to; None for tensors of the inference mode, which do not count."""
     return None if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """No running statistics are updated."""
+    """Suspend the update of running statistics."""
     tracking = [part for part in module.modules() if part.training and getattr(part, "track_running_stats", False)]
     for part in tracking:
         part.track_running_stats = False  # type: ignore[assignment]
@@ -260,6 +283,7 @@ def _statistics_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _random_kept(devices: list[torch.device]) -> Iterator[None]:
+    """Restore the random states after the block."""
     before = _random_states(devices)
     try:
         yield
@@ -279,18 +303,18 @@ def _set_random_states(devices: list[torch.device], states: list[Tensor]) -> Non
 
 
 def _which(device: torch.device) -> tuple[torch.device, ...]:
-    return () if device.type == "mps" else (device,)  # of which there is one
+    return () if device.type == "mps" else (device,)  # there is only one
 
 
 def _leaves(value: Any) -> list[Any]:
-    """The leaves of nested dicts, lists and tuples."""
+    """Return the leaves of nested dicts, lists and tuples."""
     if isinstance(value, Mapping | list | tuple):
         return [leaf for part in (value.values() if isinstance(value, Mapping) else value) for leaf in _leaves(part)]
     return [value]
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors among the leaves, and those in objects with rows, such as packed graphs."""
+    """Return the tensors among the leaves, and those in objects with rows, such as packed graphs."""
     leaves = _leaves(value)
     inside = [
         _leaves(getattr(leaf, "__dict__", {}))
@@ -301,6 +325,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _num_rows(inputs: tuple[Any, Any]) -> int:
+    """Return the number of rows of the inputs; raise if they differ."""
     leaves = [leaf for leaf in _leaves(inputs) if isinstance(leaf, SplitByRows)]
     sizes = {len(leaf) for leaf in leaves if not isinstance(leaf, Tensor) or leaf.ndim}
     if len(sizes) != 1:
@@ -309,14 +334,15 @@ def _num_rows(inputs: tuple[Any, Any]) -> int:
 
 
 def _cut(leaf: Any, rows: slice) -> Any:
+    """Return these rows of a leaf; leaves without rows are unchanged."""
     if isinstance(leaf, Tensor):
         return leaf[rows] if leaf.ndim else leaf
     return leaf[rows] if isinstance(leaf, SplitByRows) else leaf
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested dicts, lists and tuples with other leaves."""
-    if isinstance(value, MutableMapping):  # of its own type: a BatchEncoding is read by its attributes
+    """Apply a function to the leaves of nested dicts, lists and tuples."""
+    if isinstance(value, MutableMapping):  # keep the type: a BatchEncoding is read by its attributes
         part = copy(value)
         part.update({name: _mapped(each, change) for name, each in value.items()})
         return part

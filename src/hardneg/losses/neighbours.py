@@ -1,6 +1,6 @@
 """Close neighbours as extra positives: Local Aggregation (Zhuang et al. 2019), Ring's neighbour views and Ring + C_i.
 
-Their positives share one numerator, log sum e^s, where SupCon gives each positive a loss of its own.
+All positives of an anchor share one numerator, log sum e^s, whereas SupCon gives each positive a loss of its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 def neighbour_nce(
     scores: Scores, log_w: LogWeights, close: Annotated[Tensor, "b n"], *, own: bool = True, pooling: str = "sum"
 ) -> PairLosses:
-    """-log( sum of e^s over the positive and the close candidates / (e^a + sum over q of e^s) ), one per anchor.
+    """Compute the loss of each anchor with its close candidates as positives.
 
-    own: whether the anchor's positive stands in numerator and denominator. Local Aggregation does without: its own
-        entry is one of the candidates.
-    pooling: of the numerator; ``"sum"``, or ``"geometric"``, the mean of the scores (Ring's ``logsumexp_inner=False``).
+    -log( sum of e^s over the positive and the close candidates / (e^a + sum over q of e^s) ). It is negative where the
+    close candidates outweigh the denominator.
 
-    Negative where the close candidates outweigh the denominator. An anchor without a negative, or without anything in
-    its numerator, costs 0.
+    Args:
+        scores: Scores of b anchors against n candidates.
+        log_w: Log-weights of the candidates in the denominator, [b, n].
+        close: True for the candidates in the numerator, [b, n].
+        own: Whether the anchor's positive is part of numerator and denominator. Not in Local Aggregation, where the
+            anchor's own entry is one of the candidates.
+        pooling: ``"sum"``, or ``"geometric"`` for the mean of the scores (Ring's ``logsumexp_inner=False``).
+
+    Returns:
+        Losses [b, 1]; 0 for an anchor without negatives, or with an empty numerator.
     """
     check_among("neighbour_nce", "pooling", pooling, ("sum", "geometric"))
     supported = log_w != NEVER
@@ -44,6 +51,7 @@ def neighbour_nce(
 
 
 def _pooled(values: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """Pool the masked scores of each row: log sum e^s, or their mean."""
     if pooling == "geometric":
         return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
     some = mask.any(-1, keepdim=True)

@@ -1,4 +1,7 @@
-"""Papers by name, with the recipe that trains each: derived from the expression in papers.py."""
+"""The registry of papers: each paper by name, with the recipe that trains it.
+
+``hardneg.papers`` decorates its functions with ``trained_by``; the CLI and the recipes read ``registered()``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ PaperFunction = TypeVar("PaperFunction", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper that a recipe of ``hardneg train`` trains: ``paper.options(beta=2.0)`` are the recipe's options."""
+    """A paper that a recipe of ``hardneg train`` trains.
+
+    Attributes:
+        name: Name of the function in ``hardneg.papers``.
+        make: That function.
+        recipe: Name of the recipe.
+        more: Options of the recipe that the loss does not determine.
+    """
 
     name: str
     make: Callable[..., Any]
@@ -23,11 +33,14 @@ class Paper:
     more: Mapping[str, Any]
 
     def options(self, *values: Any, **arguments: Any) -> dict[str, Any]:
-        """Options that the paper takes by their name, and every option of the loss that is not its default.
+        """Return the options of the recipe for these arguments of the paper.
 
-        >>> from hardneg import papers
-        >>> papers.registered()["hcl"].options(beta=2.0)
-        {'temperature': 0.5, 'tau_plus': 0.1, 'negatives': 'Tilt(2.0)'}
+        They are the options that the paper names itself, and every option of its loss that is not the default.
+
+        Example:
+            >>> from hardneg import papers
+            >>> papers.registered()["hcl"].options(beta=2.0)
+            {'temperature': 0.5, 'tau_plus': 0.1, 'negatives': 'Tilt(2.0)'}
         """
         made = self.make(*values, **arguments)
         loss: ContrastiveLoss = getattr(made, "inner", made)
@@ -49,12 +62,17 @@ _registered: dict[str, Paper] = {}
 
 
 def registered() -> dict[str, Paper]:
-    """Every paper that a recipe trains, by name."""
+    """Return every paper that a recipe trains, by name."""
     return dict(_registered)
 
 
 def trained_by(recipe: str, **more: Any) -> Callable[[PaperFunction], PaperFunction]:
-    """Registers a paper with the recipe that trains it, and options of the recipe that its loss does not determine."""
+    """Register a paper with the recipe that trains it.
+
+    Args:
+        recipe: Name of the recipe.
+        **more: Options of the recipe that the paper's loss does not determine.
+    """
 
     def register(make: PaperFunction) -> PaperFunction:
         _registered[make.__name__] = Paper(make.__name__, make, recipe, more)

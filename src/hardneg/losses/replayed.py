@@ -1,7 +1,7 @@
-"""A loss with state as one CUDA graph: its value, its gradient and the update of its state are launched as one.
+"""Run a loss with state as one CUDA graph: its value, its gradient and the update of its state in one launch.
 
-SogCLR launches twice and EMC2 five times as many small kernels as SimCLR does, which takes a host longer than the GPU
-needs for them.
+SogCLR launches twice and EMC2 five times as many small kernels as SimCLR, which takes a host longer than the GPU needs
+to run them. The trainer wraps such losses in ``Replayed``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from hardneg.core.tensors import first_derivative_only
 from hardneg.kernels.cuda_graphs import capture
 from hardneg.state.stateful import Stateful
 
-WARM = 2
-"""Calls before a capture: they compile, and load what a capture cannot."""
+WARMUP_CALLS = 2
+"""Calls before a capture: they compile, and load what cannot be loaded during a capture."""
 DEVICE = "cuda"
-MOST = 4
-"""Batches of more shapes than that are not captured."""
+MAX_SHAPES = 4
+"""Largest number of batch shapes that are captured; batches of further shapes run without a graph."""
 
 
 class Replayed:
-    """Calls ``loss(z1, z2, *others)``, whose state is in its buffers and whose diagnostics are in ``last``.
+    """Calls ``loss(z1, z2, *others)`` through a CUDA graph on a GPU, and directly elsewhere.
 
-    The rest of what it depends on, such as numbers that are attributes, must be the same for batches of one shape.
-    Calls 1, 2, 4, 8 ... are not replayed, and check what a graph cannot: the ids. On a CPU none is.
+    All state of the loss must be in its buffers and its diagnostics in ``last``. Everything else that it depends on,
+    such as attributes with numbers, must be the same for all batches of one shape. Calls 1, 2, 4, 8 ... run without the
+    graph, to check what a graph cannot check: the ids.
+
+    Args:
+        loss: The loss to wrap.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -34,16 +38,17 @@ class Replayed:
         self._steps: dict[tuple[Any, ...], _Step] = {}
 
     def __call__(self, z1: Tensor, z2: Tensor, *others: Tensor | None) -> Tensor:
+        """Compute the loss of two views; further tensors, such as ids, are passed on."""
         inputs, buffers = (z1, z2, *others), list(self.loss.buffers())
         learns = z1.requires_grad and z2.requires_grad and torch.is_grad_enabled()
         if not learns or z1.device.type != DEVICE:
             return self._plain(*inputs)
         kinds = [None if each is None else (each.shape, each.dtype, each.device) for each in inputs]
-        places = [buffer.data_ptr() for buffer in buffers]  # another place, such as after ``to``: another graph
+        places = [buffer.data_ptr() for buffer in buffers]  # a buffer that moved (by ``to``) needs another graph
         key = (*kinds, *places, self.loss.training, torch.is_autocast_enabled(z1.device.type))
         step = self._steps.get(key)
         if step is None:
-            if len(self._steps) >= MOST:
+            if len(self._steps) >= MAX_SHAPES:
                 return self._plain(*inputs)
             step = self._steps[key] = _Step(self.loss, buffers, inputs)
         value, *last = _Replay.apply(step, *inputs)  # type: ignore[no-untyped-call]
@@ -58,13 +63,13 @@ class Replayed:
 
 class _Found(NamedTuple):
     numbers: list[Tensor]
-    """The value, and what ``last`` holds."""
+    """The value, and the diagnostics in ``last``."""
     gradients: list[Tensor]
-    """Of the value, by the two views."""
+    """Gradients of the value by the two views."""
 
 
 class _Step:
-    """The step of batches of one shape, with inputs whose place in memory stays."""
+    """One captured step for batches of one shape, with inputs at a fixed place in memory."""
 
     def __init__(self, loss: Any, buffers: list[Tensor], inputs: tuple[Tensor | None, ...]) -> None:
         self.loss, self.buffers = loss, buffers
@@ -79,7 +84,7 @@ class _Step:
             if mine is not None and given is not None:
                 mine.copy_(given)
         self.calls += 1
-        if self.calls == WARM + 1:
+        if self.calls == WARMUP_CALLS + 1:
             self.graph = capture(self._capture, self.buffers[0].device)
         if self.graph is not None and self.calls & (self.calls - 1):
             self.graph.replay()
@@ -89,7 +94,9 @@ class _Step:
                 if isinstance(each, Stateful):
                     each.check_next()
             found = self._work()
-        if self.calls > WARM:  # what was looked up in buffers (see ``Stateful``) did not see the graph change them
+        if (
+            self.calls > WARMUP_CALLS
+        ):  # values cached from buffers (see ``Stateful``) must notice that the graph changed them
             torch.autograd.graph.increment_version(self.buffers)
         return found
 

@@ -1,4 +1,19 @@
-"""Distributions of negatives, one small file per idea. Importing this registers them in the grammar."""
+"""Distributions of negatives: which candidates of a batch or pool count as negatives, and with what weight.
+
+Read ``base`` first: the class ``Negatives`` that all distributions derive from, and their product ``a * b``. Each other
+file holds one idea:
+
+- ``tilt``, ``gaussian``, ``hardening``: weights as a function of the score.
+- ``bands``, ``windows``: candidates within a range of similarities or of ranks.
+- ``labels``, ``clusters``, ``known``: masks by label, source, cluster or judged pair.
+- ``closed``: what the fused kernels need to know of a distribution. ``grammar``: distributions as text.
+
+Importing this package registers all of them in the grammar.
+
+Example:
+    >>> parse("OtherLabel() * Tilt(1.0)")
+    OtherLabel() * Tilt(1.0)
+"""
 
 from hardneg.negatives.bands import AtMost as AtMost
 from hardneg.negatives.bands import BelowPositive as BelowPositive

@@ -1,9 +1,10 @@
-"""Bands: a candidate is a negative if its score or its margin to the positive lies in a range.
+"""Bands of similarity: keep candidates whose similarity, or whose margin to the positive, lies in a range.
 
-Threshold: H-SCL(tau) (Jiang et al. 2024, sec. IV-A), eta(x) = 1[e^x >= tau]. BelowPositive and AtMost: what
-miners of text retrieval do, with the rules of sentence-transformers.
+``Threshold`` is H-SCL(tau) (Jiang et al. 2024, sec. IV-A), eta(x) = 1[e^x >= tau]. ``BelowPositive`` and ``AtMost`` are
+the filters of text-retrieval miners, with the rules of sentence-transformers.
 
-A NaN score is never dropped by a band, so that it stays visible in the loss: all comparisons ask who is outside.
+A band never removes a NaN score, so that it stays visible in the loss: all comparisons test which candidates lie
+outside.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from hardneg.negatives.closed import ClosedForm
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Negatives):
-    """Candidates at least this similar; stated in plain similarity (the cosine, for unit vectors).
+    """Keeps candidates that are at least this similar to the anchor.
 
-    H-SCL writes tau = e^(l / temperature) for a cosine threshold l. Where no candidate passes, the anchor has no
-    negative and costs nothing.
+    H-SCL writes tau = e^(l / temperature) for a cosine threshold l. An anchor for which no candidate passes has no
+    negative, and its loss is 0.
+
+    Args:
+        similarity: Lowest similarity to keep; the cosine, for unit vectors.
+        by: "score", or "guide" to use the similarities of another model.
     """
 
     similarity: Number
@@ -41,17 +46,21 @@ class Threshold(Negatives):
         check_by("Threshold", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 at or above the threshold and ``NEVER`` below it."""
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of opposite vectors may be below -1
         return tile.keep(~(tile.score(self.by, "Threshold") < tile.tempered(self.similarity) - tile.tempered(rounding)))
 
     def describe(self) -> str:
+        """Return the description with the threshold filled in."""
         return f"Keeps candidates of similarity {self.similarity:g} or more."
 
     @property
     def monotone(self) -> bool:
+        """True if it uses the model's own scores."""
         return self.by == "score"
 
     def closed_form(self) -> ClosedForm | None:
+        """Return a band with a floor; None for a schedule, a tensor or a guide."""
         if self.by != "score" or not isinstance(self.similarity, (int, float)):
             return None
         return ClosedForm(floor=self.similarity - 4.0 * torch.finfo(torch.float32).eps)
@@ -59,7 +68,12 @@ class Threshold(Negatives):
 
 @dataclass(frozen=True, repr=False)
 class AtMost(Negatives):
-    """Candidates at most this similar, in plain similarity: ``max_score`` of sentence-transformers' miner."""
+    """Keeps candidates that are at most this similar to the anchor: ``max_score`` of sentence-transformers' miner.
+
+    Args:
+        similarity: Highest similarity to keep; the cosine, for unit vectors.
+        by: "score", or "guide" to use the similarities of another model.
+    """
 
     similarity: Number
     by: str = field(default="score", kw_only=True)
@@ -71,20 +85,27 @@ class AtMost(Negatives):
         check_by("AtMost", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 at or below the limit and ``NEVER`` above it."""
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of equal vectors may be above 1
         return tile.keep(~(tile.score(self.by, "AtMost") > tile.tempered(self.similarity) + tile.tempered(rounding)))
 
     def describe(self) -> str:
+        """Return the description with the limit filled in."""
         return f"Keeps candidates of similarity {self.similarity:g} or less."
 
 
 @dataclass(frozen=True, repr=False)
 class BelowPositive(Negatives):
-    """Candidates clearly less similar than the anchor's lowest-scored positive, in plain similarity.
+    """Keeps candidates that are less similar to the anchor than its positive, by a margin.
 
-    ``relative`` keeps s <= s_pos - relative * |s_pos|, ``absolute`` keeps s <= s_pos - absolute, both keep both: the
-    rules and names of sentence-transformers. Negative margins are legal. ``by="guide"`` asks another model
-    (``scores.guided``): ``BelowPositive(absolute=0.0, by="guide")`` is GISTEmbed's filter.
+    The limit is that of the anchor's lowest-scored positive: ``relative`` keeps s <= s_pos - relative * |s_pos|,
+    ``absolute`` keeps s <= s_pos - absolute, and with both a candidate must pass both. These are the rules and names of
+    sentence-transformers. ``BelowPositive(absolute=0.0, by="guide")`` is GISTEmbed's filter.
+
+    Args:
+        relative: Margin as a fraction of the positive's similarity, at most 1. Negative margins are allowed.
+        absolute: Margin in units of similarity. Negative margins are allowed.
+        by: "score", or "guide" to use the similarities of another model (``scores.guided``).
     """
 
     relative: Number | None = None
@@ -98,7 +119,7 @@ class BelowPositive(Negatives):
         if self.relative is None and self.absolute is None:
             raise argument_error("BelowPositive", "relative or absolute", "relative", None)
         check_by("BelowPositive", self.by)
-        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1: on the other side of 0
+        for name, most in (("relative", 1.0), ("absolute", math.inf)):  # above 1 the limit would change its sign
             margin = getattr(self, name)
             if margin is not None:
                 check_range("BelowPositive", name, margin, -math.inf, most)
@@ -106,14 +127,16 @@ class BelowPositive(Negatives):
                     raise argument_error("BelowPositive", "a finite margin", name, margin)
 
     def bounds(self) -> dict[str, Bound]:
+        """Declare the lowest similarity of the anchor's positives."""
         return {"minus_lowest": Largest(lambda tile: -tile.read(self.by, "BelowPositive")[0], over="positives")}
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 up to the limit of the anchor and ``NEVER`` above it."""
         value, one = (each.detach() for each in tile.read(self.by, "BelowPositive"))
         return tile.keep(~(value > self._ceiling(-tile.bound["minus_lowest"], one)))
 
     def _ceiling(self, lowest: Tensor, one: Tensor | float = 1.0) -> Tensor:
-        """The highest score of a negative, ``one`` being that of a similarity of 1; infinite without a positive."""
+        """Return the highest score of a negative, infinite without a positive; ``one`` is the score of similarity 1."""
         ends = []
         if self.relative is not None:
             ends.append(torch.where(lowest == math.inf, lowest, lowest - self.relative * lowest.abs()))
@@ -122,6 +145,7 @@ class BelowPositive(Negatives):
         return ends[0] if len(ends) == 1 else torch.minimum(*ends)
 
     def describe(self) -> str:
+        """Return the margins in words, with an example."""
         relative = [] if self.relative is None else [_side(100 * self.relative, " %")]
         absolute = [] if self.absolute is None else [_side(self.absolute, "")]
         highest = self._ceiling(torch.tensor(0.8, dtype=torch.float64)).item()
@@ -131,6 +155,7 @@ class BelowPositive(Negatives):
         )
 
     def closed_form(self) -> ClosedForm | None:
+        """Return a band with a ceiling; None for schedules, tensors or a guide."""
         margins = (self.relative, self.absolute)
         if self.by != "score" or not all(margin is None or isinstance(margin, (int, float)) for margin in margins):
             return None
@@ -138,7 +163,7 @@ class BelowPositive(Negatives):
 
 
 def _side(margin: Number, unit: str) -> str:
-    """On which side of the positive the limit of a margin lies."""
+    """Say on which side of the positive the limit of a margin lies."""
     if margin == 0:
         return "not above"
     return f"at least {margin:g}{unit} below" if margin > 0 else f"up to {-margin:g}{unit} above"

@@ -1,4 +1,9 @@
-"""What a distribution of negatives is: log-weights over candidates, composed by ``*``."""
+"""The base class of all distributions of negatives, their product, and the uniform distribution.
+
+A distribution assigns a log-weight to every (anchor, candidate) pair. Losses, mining, audits and ``hardneg explain``
+all call the methods of ``Negatives``; a new distribution is a frozen dataclass with ``log_weight(tile)``
+(docs/extend.md).
+"""
 
 from __future__ import annotations
 
@@ -21,28 +26,29 @@ _registry: dict[str, type[Negatives]] = {}
 
 
 class Negatives:
-    """q(x-|x): with what probability each candidate is an anchor's negative.
+    """The distribution q(x-|x): the probability with which each candidate is a negative of an anchor.
 
-    Subclasses are frozen dataclasses with ``log_weight(tile)``; defining one registers it in the grammar. It says of
-    each pair, from the pair and from ``tile.bound``, a log-weight that is known up to a constant per row, and ``NEVER``
-    where a candidate is not a negative. What it must know of a whole row it declares in ``bounds()``. ``a * b``
-    multiplies the distributions, left to right: the bounds of ``b`` see only the candidates that ``a`` left.
+    Subclasses are frozen dataclasses that define ``log_weight(tile)``; defining one registers it in the grammar.
+    ``log_weight`` returns the log-weight of each pair, up to a constant per anchor, and ``NEVER`` for candidates that
+    are not negatives. It may use the pair itself and the values in ``tile.bound``: whatever depends on the whole row of
+    an anchor (a threshold at a rank, a maximum) is declared in ``bounds()`` and computed beforehand. ``a * b``
+    multiplies two distributions, from left to right: the bounds of ``b`` see only the candidates that ``a`` kept.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
-    """Calls in the grammar, for the help and the conformance tests; needed where a field has no default."""
+    """Calls in the grammar, for help texts and conformance tests; required if a field has no default."""
     masks: ClassVar[bool] = False
-    """Whether it only removes candidates: a log-weight is 0 or NEVER."""
+    """True if it only removes candidates: every log-weight is 0 or ``NEVER``."""
     removes: ClassVar[bool] = True
-    """Whether it can remove candidates; False if every log-weight is finite."""
+    """True if it can remove candidates; False if every log-weight is finite."""
     ranks: ClassVar[bool] = False
-    """For a class with ``log_weights(scores)`` alone: whether a weight depends on which other candidates are valid."""
+    """For a class with only ``log_weights(scores)``: True if a weight depends on which other candidates are valid."""
     if_empty: ClassVar[str] = "Use a larger batch, add a pool, or remove fewer candidates."
-    """What to do where it leaves anchors without a negative, for the warning of the loss."""
+    """Advice for the warning that the loss emits if many anchors are left without a negative."""
     textual: ClassVar[bool] = True
-    """Whether it can be written in the grammar; not if it is made of tensors."""
+    """True if it can be written in the grammar; False if it is built from tensors."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What it always reads beside the scores: "labels", "clusters", "ids", "positives" or "source"."""
+    """Inputs that it reads besides the scores: "labels", "clusters", "ids", "positives" or "source"."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -50,87 +56,117 @@ class Negatives:
             _registry[cls.__name__] = cls
 
     def bounds(self) -> Mapping[str, Bound]:
-        """What it must know of a row before it can weigh a pair, by name; ``tile.bound`` holds the answers."""
+        """Declare the per-anchor values that must be known before any pair can be weighed.
+
+        Returns:
+            Bounds by name. They are computed in a sweep over all candidates; ``tile.bound[name]`` holds the results [r,
+            1].
+        """
         return {}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Log-weights of the pairs of a tile, [r, c] or broadcastable to it; validity is handled by the caller."""
+        """Compute the log-weights of the pairs of a tile.
+
+        Args:
+            tile: Scores of r anchors against c candidates, with their tags and the declared bounds.
+
+        Returns:
+            Log-weights, [r, c] or broadcastable to it. Invalid candidates are masked by the caller.
+
+        Raises:
+            ArgumentError: If the distribution only defines ``log_weights(scores)``, which needs whole rows.
+        """
         raise not_pointwise(self, "a tile of candidates")
 
     def allows(self, tile: Tile) -> Tensor | None:
-        """Return which pairs of a tile stay, for a ``Mask``; None for any other distribution."""
+        """Return which pairs of a tile a ``Mask`` keeps, [r, c]; None for any other distribution."""
         return None
 
     def log_weights(self, scores: Scores) -> LogWeights:
-        """Log-weights of all candidates, [b, n]; ``NEVER`` where one is not valid."""
+        """Compute the log-weights of all candidates of every anchor.
+
+        Args:
+            scores: Dense scores of b anchors against n candidates.
+
+        Returns:
+            Log-weights [b, n]; ``NEVER`` for candidates that are not valid or not negatives.
+        """
         if not self.pointwise and self.factors == (self,):
-            raise not_pointwise(self, "no log_weights(scores) either")
+            raise not_pointwise(self, "no log_weights(scores)")
         return dense_weights(self.factors, scores)
 
     def reads(self) -> frozenset[str]:
-        """``needs``, and "guide" where it judges by another model."""
+        """Return the inputs that it reads: ``needs``, plus "guide" if it uses the similarities of another model."""
         return frozenset((*self.needs, "guide") if getattr(self, "by", "score") == "guide" else self.needs)
 
     @property
     def pointwise(self) -> bool:
-        """Whether it has ``log_weight``, so that it works on tiles; otherwise it needs whole rows."""
+        """True if it defines ``log_weight`` and so works on tiles; otherwise it needs whole rows."""
         return type(self).log_weight is not Negatives.log_weight
 
     @property
     def looks_around(self) -> bool:
-        """Whether a weight depends on which other candidates there are."""
+        """True if a weight depends on which other candidates are present."""
         return self.ranks or any(bound.over == "candidates" for bound in self.bounds().values())
 
     @property
     def batch_scope(self) -> bool:
-        """Whether a weight depends on which other anchors are in the batch."""
+        """True if a weight depends on which other anchors are in the batch."""
         return any(bound.scope == "batch" for bound in self.bounds().values())
 
     @property
     def monotone(self) -> bool:
-        """Whether a candidate that it removes takes all candidates of lower scores with it."""
+        """True if removing a candidate implies removing all candidates with lower scores."""
         return False
 
     @property
     def slope(self) -> Number:
-        """Beta where log w = beta * score for every candidate, as a tilt has it; else 0."""
+        """The beta of log w = beta * score if all candidates are weighed like this; otherwise 0."""
         return 0.0
 
     @property
     def slope_detached(self) -> bool:
-        """Whether no gradient flows through the weights of the tilt."""
+        """True if no gradient flows through the weights of the tilt."""
         return True
 
     @property
     def most(self) -> int | None:
-        """At most how many candidates of a row it keeps; None: no limit of its own."""
+        """The largest number of candidates that it keeps per anchor; None if it sets no limit."""
         return None
 
     @property
     def only_source(self) -> str | None:
-        """The one source whose candidates it keeps; None: any."""
+        """The name of the only source whose candidates it keeps; None if it keeps several."""
         return None
 
     def closed_form(self) -> ClosedForm | None:
-        """What the fused kernels need to know of it; None if it is not of the closed family."""
+        """Return what the fused kernels need to compute it; None if it is not of the closed family."""
         return None
 
     def shown(self, wanted: int | None) -> int | None:
-        """How many of the nearest candidates it must see to pass on the nearest ``wanted`` (None: all) it keeps.
+        """Return how many of the nearest candidates suffice to find the nearest ``wanted`` that it keeps.
 
-        None: all of them, or as many as it takes.
+        Args:
+            wanted: Number of kept candidates that are needed; None for all of them.
+
+        Returns:
+            The number of nearest candidates to inspect; None if that is not known in advance.
         """
         return wanted if self.pointwise and not self.removes and not self.looks_around else None
 
     def describe(self) -> str:
-        """What it does with these numbers, in plain words, for ``hardneg explain``; schedules are evaluated before."""
+        """Return a sentence in plain words about what it does with its numbers, for ``hardneg explain``.
+
+        Schedules must have been evaluated with ``at``. The default is the first paragraph of the docstring of the
+        class.
+        """
         return summary(type(self))
 
     def __mul__(self, other: Negatives) -> Negatives:
         if not isinstance(other, Negatives):
             return NotImplemented
         product = Product((*self.factors, *other.factors))
-        _say_if_order_matters(product.factors)
+        _warn_if_order_matters(product.factors)
         return product
 
     def __repr__(self) -> str:
@@ -138,58 +174,76 @@ class Negatives:
 
     @property
     def factors(self) -> tuple[Negatives, ...]:
+        """The factors of a product, from left to right; a distribution that is not a product is its own only factor."""
         return (self,)
 
     def at(self, step: int, total: int | None = None) -> Negatives:
-        """This distribution with its schedules evaluated."""
+        """Return this distribution with its schedules evaluated.
+
+        Args:
+            step: The current step or epoch.
+            total: The total number of steps or epochs, for schedules that need it.
+        """
         numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
     def schedules(self) -> list[Schedule]:
+        """Return the schedules among its numbers."""
         return [schedule for factor in self.factors for schedule in schedules_of(factor).values()]
 
 
 def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
-    """The error of a factor that works on whole rows only, where there are none."""
+    """Build the error for a distribution that only works on whole rows where tiles are required."""
     name = type(factor).__name__
-    fix = f"write {name}.log_weight(tile), and bounds() for what it must know of a row (docs/extend.md)"
-    return ArgumentError(name, f"whole rows: it has no log_weight(tile), and here is {where}", None, fix)
+    fix = f"write {name}.log_weight(tile), and bounds() for values of whole rows (docs/extend.md)"
+    return ArgumentError(
+        name, f"whole rows, because it does not define log_weight(tile): not possible with {where}", None, fix
+    )
 
 
 def check_by(who: str, by: str) -> None:
-    """Which model's similarities a distribution judges by."""
+    """Raise unless ``by`` is "score" (the model that is trained) or "guide" (another model)."""
     check_among(who, "by", by, ("score", "guide"))
 
 
 def registered_negatives() -> dict[str, type[Negatives]]:
-    """Every distribution that the grammar knows, by name."""
+    """Return every distribution of the grammar, by name."""
     return dict(_registry)
 
 
 def keep(scores: Scores | Tile, mask: Tensor) -> LogWeights:
-    """Log-weight 0 for the valid candidates in the mask, NEVER for the others."""
+    """Return log-weight 0 for valid candidates inside the mask and ``NEVER`` for all others.
+
+    Args:
+        scores: Dense scores [b, n] or a tile of them.
+        mask: True for the candidates to keep, broadcastable to [b, n].
+    """
     if isinstance(scores, Tile):
         return scores.keep(mask)
     return scores.candidates.new_zeros(scores.valid.shape).masked_fill(~(scores.valid & mask), NEVER)
 
 
 class Mask(Negatives, ABC):
-    """Removes candidates and weighs none; for factors that are made of tensors: ``allows`` says whom it leaves."""
+    """Base class of distributions that are built from tensors and only remove candidates.
+
+    Subclasses define ``allows(tile)``.
+    """
 
     masks: ClassVar = True
     textual: ClassVar = False
 
     @abstractmethod
     def allows(self, tile: Tile) -> Tensor:
-        """Which pairs of a tile stay, [r, c] or broadcastable to it."""
+        """Return which pairs of a tile are kept, [r, c] or broadcastable to it."""
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 for the kept pairs and ``NEVER`` for the others."""
         return tile.keep(self.allows(tile))
 
 
 @dataclass(frozen=True, repr=False)
 class Product(Negatives):
-    """Factors multiplied left to right; written ``a * b``.
+    """The product of several distributions, applied from left to right; written ``a * b``.
 
     >>> from hardneg.negatives import OtherLabel, Tilt
     >>> OtherLabel() * Tilt(1.0)
@@ -207,34 +261,42 @@ class Product(Negatives):
         object.__setattr__(self, "ranks", any(factor.ranks for factor in flat))
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Raises: each factor has bounds of its own, which one tile does not hold."""
+        """Raise: each factor has bounds of its own, which one tile does not hold."""
         what = "a sweep: each factor has bounds of its own"
         raise ArgumentError("Product", what, "log_weight(tile)", "use weigh(product.factors, tile, bounds)")
 
     @property
     def factors(self) -> tuple[Negatives, ...]:
+        """The factors, from left to right; nested products are flattened."""
         return self._factors
 
     @property
     def pointwise(self) -> bool:
+        """True if every factor is pointwise."""
         return all(factor.pointwise for factor in self._factors)
 
     @property
     def looks_around(self) -> bool:
+        """True if a weight of any factor depends on which other candidates are present."""
         return any(factor.looks_around for factor in self._factors)
 
     @property
     def batch_scope(self) -> bool:
+        """True if a weight of any factor depends on the other anchors of the batch."""
         return any(factor.batch_scope for factor in self._factors)
 
     @property
     def monotone(self) -> bool:
+        """True if some factor removes candidates, and each that does is monotone."""
         removing = [factor for factor in self._factors if factor.removes]
         return bool(removing) and all(factor.monotone for factor in removing)
 
     @property
     def slope(self) -> Number:
-        """The sum, if every factor is a tilt; a sum with a schedule in it is known at a step only: see ``at``."""
+        """The sum of the slopes if every factor is a tilt or uniform; otherwise 0.
+
+        A sum that contains a schedule is only known at a step: call ``at`` first.
+        """
         slopes = [factor.slope for factor in self._factors if not isinstance(factor, Uniform)]
         if len(slopes) == 1:
             return slopes[0]
@@ -244,24 +306,30 @@ class Product(Negatives):
 
     @property
     def slope_detached(self) -> bool:
+        """True if no gradient flows through the tilt of any factor."""
         return all(factor.slope_detached for factor in self._factors)
 
     def closed_form(self) -> ClosedForm | None:
+        """Return the closed form of the product; None if there is none."""
         return product_of(factor.closed_form() for factor in self._factors)
 
     def shown(self, wanted: int | None) -> int | None:
+        """Return how many of the nearest candidates to inspect, from the last factor to the first."""
         for factor in reversed(self._factors):
             wanted = factor.shown(wanted)
         return wanted
 
     def reads(self) -> frozenset[str]:
+        """Return the inputs that any factor reads."""
         return frozenset().union(*(factor.reads() for factor in self._factors))
 
     @property
     def most(self) -> int | None:
+        """The smallest limit of any factor; None if no factor sets one."""
         return min((factor.most for factor in self._factors if factor.most is not None), default=None)
 
     def at(self, step: int, total: int | None = None) -> Negatives:
+        """Return the product with the schedules of all factors evaluated."""
         return Product(tuple(factor.at(step, total) for factor in self._factors))
 
     def __repr__(self) -> str:
@@ -270,24 +338,27 @@ class Product(Negatives):
 
 @dataclass(frozen=True, repr=False)
 class Uniform(Negatives):
-    """Every valid candidate with the same weight: SimCLR, MoCo, SimCSE."""
+    """Gives every valid candidate the same weight, as SimCLR, MoCo and SimCSE do."""
 
     removes: ClassVar = False
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute a log-weight of 0 for every pair."""
         return tile.constant(0.0)
 
     def closed_form(self) -> ClosedForm:
+        """Return the closed form without a tilt, band or mask."""
         return ClosedForm()
 
 
-def _say_if_order_matters(factors: tuple[Negatives, ...]) -> None:
+def _warn_if_order_matters(factors: tuple[Negatives, ...]) -> None:
+    """Warn if a mask follows a factor whose weights depend on which candidates are present."""
     for position, factor in enumerate(factors):
         ranked = next((before for before in factors[:position] if before.looks_around), None)
         if ranked is not None and factor.masks and not factor.looks_around:
             name, mask = type(ranked).__name__, type(factor).__name__
             warn_once(
                 f"order:{name}*{mask}",
-                f"{name} * {mask}: the order matters. {name} looks at all candidates and {mask} then removes some of "
-                f"those it chose; write {mask} * {name} to let {name} see only what {mask} leaves.",
+                f"{name} * {mask}: the order matters. {name} selects among all candidates, and {mask} then removes "
+                f"some of the selected ones. Write {mask} * {name} to apply {mask} first.",
             )

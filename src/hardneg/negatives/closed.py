@@ -1,7 +1,8 @@
-"""The closed family: what fused kernels know of a distribution, declared by the distribution itself.
+"""The closed family: distributions that the fused kernels can compute, described by a few numbers.
 
-log w = beta * score for candidates whose similarity lies in a band, or whose rank in a window, of other labels if it
-says so, and NEVER for all others. Masks by id are the pairing's.
+A member has log w = beta * score for candidates whose similarity lies in a band, or whose rank lies in a window, and
+optionally only for candidates of other labels; all other candidates are excluded. Each distribution returns its
+``ClosedForm``, and ``kernels/backends/triton.py`` reads it. Masks by id belong to the pairing, not to the distribution.
 """
 
 from __future__ import annotations
@@ -17,33 +18,45 @@ from torch import Tensor
 from hardneg.core.bounds import Window
 
 Ceiling = Callable[[Annotated[Tensor, "b"]], Annotated[Tensor, "b"]]
-"""Of each anchor, the similarity of its lowest positive -> the highest similarity of a negative."""
+"""Maps the similarity of each anchor's lowest positive [b] to the highest similarity that a negative may have [b]."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm:
-    """One factor, or a product of them."""
+    """The parameters of one distribution of the closed family, or of a product of several.
+
+    Attributes:
+        beta: The tilt, log w = beta * score.
+    """
 
     beta: float = 0.0
     detach: bool = False
-    """Whether no gradient flows through the tilt."""
+    """True if no gradient flows through the tilt."""
     other_labels: bool = False
+    """True if candidates with the label of the anchor are excluded."""
     floor: float = -math.inf
     """The lowest similarity of a negative, the same for all anchors."""
     ceilings: tuple[Ceiling, ...] = ()
+    """Upper limits of the similarity, which depend on the anchor's positives; the lowest limit applies."""
     window: Window | None = None
-    """Of the ranks by score."""
+    """The range of ranks by score; None if the ranks do not matter."""
 
     @property
     def banded(self) -> bool:
+        """True if the similarity is limited from below or from above."""
         return self.floor > -math.inf or bool(self.ceilings)
 
     @property
     def cut_from_above(self) -> bool:
-        """Whether nothing is removed but what scores above a ceiling."""
+        """True if it removes only candidates whose score exceeds a ceiling."""
         return not self.other_labels and self.floor == -math.inf and self.window is None
 
     def ceiling(self, lowest: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"] | None:
+        """Return the highest similarity of a negative for each anchor; None if there is no limit.
+
+        Args:
+            lowest: Similarity of each anchor's lowest positive, [b].
+        """
         found: Tensor | None = None
         for each in self.ceilings:
             found = each(lowest) if found is None else torch.minimum(found, each(lowest))
@@ -51,10 +64,11 @@ class ClosedForm:
 
 
 def product_of(forms: Iterable[ClosedForm | None]) -> ClosedForm | None:
-    """The form of a product.
+    """Combine the closed forms of the factors of a product.
 
-    None if a factor has none, if only some of the tilts are detached, or if the ranks of a window depend on which
-    factors come before it.
+    Returns:
+        The closed form of the product. None if a factor has none, if only some of the tilts are detached, or if the
+        ranks of a window depend on which factors come before it.
     """
     known = []
     for form in forms:

@@ -1,8 +1,8 @@
-"""ADNCE (Wu et al. 2023, "Understanding contrastive learning via distributionally robust optimization", eq. 12).
+"""Gaussian weights over the similarity (ADNCE, Wu et al. 2023).
 
-Weights of a Gaussian shape over the similarity: candidates near ``mu`` count most, and the closest, which are the
-likeliest to be false negatives, count less again. The authors detach the weights, and so does ``papers.adnce``; here
-the gradient flows through them unless ``detach=True``.
+"Understanding contrastive learning via distributionally robust optimization", eq. 12. Candidates with a similarity near
+``mu`` count most; the closest ones, which are the likeliest false negatives, count less again. The authors detach the
+weights, and so does ``papers.adnce``; here the gradient flows through them unless ``detach=True``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from hardneg.negatives.base import Negatives, check_by
 
 @dataclass(frozen=True, repr=False)
 class Gaussian(Negatives):
-    """log w = -(similarity - mu)^2 / (2 sigma^2), in plain similarity."""
+    """Weighs candidates with a similarity near mu most, so that the closest ones count less again.
+
+    log w = -(similarity - mu)^2 / (2 sigma^2), in plain similarity (not divided by the temperature).
+
+    Args:
+        mu: Similarity with the largest weight.
+        sigma: Standard deviation, in units of similarity.
+        detach: Whether to stop the gradient through the weights.
+        by: "score", or "guide" to use the similarities of another model.
+    """
 
     mu: Number = 0.7
     sigma: Number = 1.0
@@ -37,9 +46,11 @@ class Gaussian(Negatives):
         check_by("Gaussian", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute -(similarity - mu)^2 / (2 sigma^2)."""
         similarity = tile.similarity if self.by == "score" else tile.guided("Gaussian")
         distance: Tensor = ((similarity.detach() if self.detach else similarity) - self.mu) / self.sigma
         return -0.5 * distance.square()
 
     def describe(self) -> str:
-        return f"Weighs candidates of similarity {self.mu:g} most, and those {self.sigma:g} away 0.61 times as much."
+        """Return the description with the numbers filled in."""
+        return f"Weighs candidates of similarity {self.mu:g} most; those {self.sigma:g} away get 0.61 times the weight."

@@ -1,7 +1,8 @@
-"""The grammar: distributions, objectives, generators and schedules as text, in the CLI, in configs and in reports.
+"""The grammar: distributions, objectives, generators and schedules as text, for the CLI, configs and reports.
 
-An expression is a product of calls with literal arguments: ``OtherLabel() * Tilt(linear(1.0, 0.0))``. It is read as a
-Python expression and never executed.
+An expression is a product of calls with literal arguments, such as ``OtherLabel() * Tilt(linear(1.0, 0.0))``. It is
+parsed as a Python expression and never executed. ``parse`` and ``to_text`` convert distributions; ``read_objective``
+and ``read_generator`` accept text or objects; ``read_expression`` is the parser that all of them call.
 """
 
 from __future__ import annotations
@@ -24,16 +25,24 @@ from hardneg.core.text import printable
 from hardneg.negatives.base import Negatives, registered_negatives
 
 MAX_LENGTH, MAX_FACTORS, MAX_DEPTH = 10_000, 100, 20
-"""Characters of an expression, distributions in a product, brackets inside of brackets."""
+"""Limits of an expression: characters, factors of a product, and levels of nesting."""
 
 MAX_WHOLE = 2**63 - 1
+"""Largest absolute value of an integer: it must fit into 64 bits."""
 
 
 def parse(text: str) -> Negatives:
-    """The distribution that this text describes; ``parse(repr(q)) == q``.
+    """Parse a distribution from its text; ``parse(repr(q)) == q``.
 
-    >>> parse("OtherLabel() * Tilt(linear(1.0, 0.0))").at(5, 10)
-    OtherLabel() * Tilt(0.5)
+    Args:
+        text: A product of calls, such as "OtherLabel() * Tilt(1.0)".
+
+    Raises:
+        GrammarError: If the text is not a valid distribution; the message lists what would be.
+
+    Example:
+        >>> parse("OtherLabel() * Tilt(linear(1.0, 0.0))").at(5, 10)
+        OtherLabel() * Tilt(0.5)
     """
     names: dict[str, Callable[..., Any]] = {**registered_negatives(), **registered_schedules()}
     result = read_expression(text, names)
@@ -43,7 +52,17 @@ def parse(text: str) -> Negatives:
 
 
 def to_text(negatives: Negatives) -> str:
-    """The text that ``parse`` reads back; raises for what is built from raw callables or tensors."""
+    """Return the text of a distribution, which ``parse`` reads back.
+
+    Raises:
+        NotText: If the distribution is built from Python functions or tensors.
+        TooLong: If the text exceeds the limits of the grammar.
+
+    Example:
+        >>> from hardneg.negatives import OtherLabel, Tilt
+        >>> to_text(OtherLabel() * Tilt(1.0))
+        'OtherLabel() * Tilt(1.0)'
+    """
     text = repr(negatives)
     try:
         if parse(text) == negatives:
@@ -56,11 +75,11 @@ def to_text(negatives: Negatives) -> str:
 
 
 class TooLong(GrammarError):
-    """An expression beyond the limits of the grammar."""
+    """An expression exceeds the limits of the grammar."""
 
 
 class NotText(GrammarError):
-    """Negatives that have no text: they are built from Python objects."""
+    """A distribution has no text because it is built from Python objects."""
 
     def __init__(self, text: str) -> None:
         fix = "register it under a name (register_hardening, or a class of its own) to use it in configs and reports"
@@ -75,7 +94,19 @@ KnownNames = Mapping[str, Callable[..., Any]]
 
 
 def read_expression(text: str, names: KnownNames) -> Any:
-    """Reads a product of calls of these names with literal arguments; the schedules among them stand in arguments."""
+    """Parse a product of calls with literal arguments; arguments may be schedules.
+
+    Args:
+        text: The expression.
+        names: The classes and functions that may be called, by name.
+
+    Returns:
+        The object that the calls construct.
+
+    Raises:
+        GrammarError: If the text is not such an expression.
+        UnknownName: If a call uses a name that is not in ``names``.
+    """
     if not isinstance(text, str):
         raise GrammarError("The grammar", f"text like {_usual(names)!r}", f"{type(text).__name__}: {_shown(text)}")
     if len(text) > MAX_LENGTH:
@@ -94,7 +125,10 @@ def read_expression(text: str, names: KnownNames) -> Any:
 
 
 def _check_size(tree: ast.expr, text: str) -> None:
-    """Raises before anything recurses into an expression that is too large. A product nests to the left."""
+    """Raise if an expression is too large, before anything recurses into it.
+
+    A product nests to the left.
+    """
     todo: list[tuple[ast.AST, int]] = [(tree, 0)]
     num_factors = 1
     while todo:
@@ -109,7 +143,7 @@ def _check_size(tree: ast.expr, text: str) -> None:
 
 
 def _too_deep(text: str) -> TooLong:
-    return TooLong("The grammar", f"brackets at most {MAX_DEPTH} deep", f"more in {_shown(text)}")
+    return TooLong("The grammar", f"at most {MAX_DEPTH} levels of nesting", f"more in {_shown(text)}")
 
 
 def _shown(text: object) -> str:
@@ -145,12 +179,12 @@ def _evaluate(node: ast.expr, text: str, names: KnownNames, *, inside: bool) -> 
             joined = ", joined by '*'" if "*" in usual else ""
             part = ast.unparse(node)
             got = _shown(part) if part == text.strip() else f"{_shown(part)} in {_shown(text)}"
-            fix = f"write '{part}' if it is a text" if isinstance(node, ast.Name) else None
+            fix = f"write '{part}' if it is text" if isinstance(node, ast.Name) else None
             raise GrammarError("The grammar", f"calls with plain values{joined}, such as {usual!r}", got, fix)
 
 
 def _checked(value: Any, text: str) -> Any:
-    """Numbers that a float and a 64-bit integer can hold; infinity is written inf."""
+    """Return a number if a float or a 64-bit integer can hold it; infinity is written inf."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
         raise TooLong("The grammar", "whole numbers of at most 18 digits", f"more in {_shown(text)}")
     if isinstance(value, float) and math.isinf(value):
@@ -159,10 +193,10 @@ def _checked(value: Any, text: str) -> Any:
 
 
 def _unknown(name: str, names: KnownNames, inside: bool) -> UnknownName:
-    """With the names that fit there: schedules inside of brackets, the others outside."""
+    """Build the error with the names that fit there: schedules inside brackets, the others outside."""
     fitting = sorted(each for each in names if _is_kind(names[each], Schedule) == inside)
     usage = {each: f"It takes {_taken(each, names)}" for each in fitting}
-    return UnknownName(name, fitting or ["numbers and text"], "inside of brackets" if inside else "", usage)
+    return UnknownName(name, fitting or ["numbers and text"], "inside brackets" if inside else "", usage)
 
 
 def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], names: KnownNames) -> Any:
@@ -179,7 +213,7 @@ def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], n
 
 
 def _check_arguments(name: str, num_values: int, options: list[str], names: KnownNames) -> None:
-    """Raises for arguments that the call does not have, has twice or lacks, and names those that it has."""
+    """Raise for unknown, repeated or missing arguments, and list the valid ones."""
     signature = inspect.signature(names[name])
     if _open_ended(signature):
         return
@@ -189,7 +223,7 @@ def _check_arguments(name: str, num_values: int, options: list[str], names: Know
     if unknown := [each for each in options if each not in parameters]:
         close = difflib.get_close_matches(unknown[0], parameters, n=1)
         hint = f"did you mean {close[0]}? It takes {_taken(name, names)}" if close else taken
-        raise GrammarError(name, "arguments that it has", unknown[0], hint)
+        raise GrammarError(name, "known arguments", unknown[0], hint)
     if repeated := [each for each in options if given.count(each) > 1]:
         raise GrammarError(name, "each argument once", f"{repeated[0]} twice", taken)
     if num_values > len(by_place):
@@ -203,7 +237,7 @@ def _open_ended(signature: inspect.Signature) -> bool:
 
 
 def _taken(name: str, names: KnownNames) -> str:
-    """What a call takes, with the usual values: ``beta, detach=False, as in Tilt(1.0)``."""
+    """List the arguments of a call with their defaults: ``beta, detach=False, as in Tilt(1.0)``."""
     signature, example = inspect.signature(names[name]), _example(name, names)
     if _open_ended(signature):
         return f"the options of {example}"
@@ -215,7 +249,7 @@ def _taken(name: str, names: KnownNames) -> str:
 
 
 def _usual(names: KnownNames) -> str:
-    """An expression of the kind that these names are for."""
+    """Return an example expression of the kind that these names are for."""
     if any(_is_kind(each, Negatives) for each in names.values()):
         return "OtherLabel() * Tilt(1.0)"
     return _example(next(iter(names)), names)
@@ -237,12 +271,21 @@ _defaults = {"tau_plus": 0.0, "num_negatives": "support", "positives_in_denomina
 
 
 def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **options: Any) -> Objective:
-    """Read an objective, and set those of info_nce's options on it that differ from their defaults.
+    """Read an objective, and set those options of info_nce on it that differ from their defaults.
 
-    >>> read_objective("rince(q=0.1)")
-    rince(q=0.1)
-    >>> read_objective("jsd", tau_plus=0.1)
-    jsd(tau_plus=0.1)
+    Args:
+        objective: A name ("jsd"), text ("rince(q=0.1)"), an Objective, or a function of (positives, row).
+        who: Name of the caller, for error messages.
+        **options: ``tau_plus``, ``num_negatives`` and ``positives_in_denominator``.
+
+    Raises:
+        ArgumentError: If the objective does not have an option that was given, or has it with another value.
+
+    Example:
+        >>> read_objective("rince(q=0.1)")
+        rince(q=0.1)
+        >>> read_objective("jsd", tau_plus=0.1)
+        jsd(tau_plus=0.1)
     """
     made: Any = objective
     if isinstance(objective, str):
@@ -258,14 +301,20 @@ def read_objective(objective: AnyObjective, who: str = "ContrastiveLoss", **opti
             raise argument_error(who, f"an objective with {name} for {name}={value!r}", "objective", made)
         written = getattr(made, name)
         if written is not value and (isinstance(written, Tensor) or written not in (_defaults[name], value)):
-            what = f"{name} either inside the objective or beside it"
+            what = f"{name} either inside the objective or as an argument of the loss, not both"
             raise ArgumentError(who, what, f"objective={made!r} and {name}={value!r}")
     return replace(made, **changed) if changed else made  # type: ignore[type-var]
 
 
 def read_generator(generator: AnyGenerator) -> Generator:
-    """>>> read_generator("mochi(num_hardest=64)")
-    mochi(num_hardest=64)
+    """Read a generator of additional candidates from its name, its text or an object.
+
+    Raises:
+        ArgumentError: If it is not a generator.
+
+    Example:
+        >>> read_generator("mochi(num_hardest=64)")
+        mochi(num_hardest=64)
     """
     made: Any = generator
     if isinstance(generator, str):

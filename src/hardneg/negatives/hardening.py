@@ -1,6 +1,7 @@
-"""Any hardening function eta of H-SCL (Jiang et al. 2024, definition 1): log w = log eta(score).
+"""Weights by any hardening function eta of H-SCL (Jiang et al. 2024, definition 1): log w = log eta(score).
 
-eta is non-negative and non-decreasing in the tempered score g = similarity / temperature.
+eta must be non-negative and non-decreasing in the tempered score g = similarity / temperature. ``Hardening`` takes eta
+by its registered name or as a Python function; ``assumption_1`` checks the assumption of the paper on a batch.
 """
 
 from __future__ import annotations
@@ -42,20 +43,33 @@ def _sigmoid(score: Tensor, slope: float) -> Tensor:
 
 
 _named: dict[str, NamedLogEta] = {"exponential": _exponential, "threshold": _threshold, "sigmoid": _sigmoid}
-"""Their docstrings are what ``describe`` shows."""
+"""Registered log eta functions; ``describe`` shows their docstrings."""
 
 
 def register_hardening(name: str, log_eta: NamedLogEta) -> None:
-    """Makes ``Hardening(name, parameter)`` known to the grammar; ``log_eta(score, parameter)`` gives log eta."""
+    """Register a hardening function, so that the grammar accepts ``Hardening(name, parameter)``.
+
+    Args:
+        name: Name in the grammar.
+        log_eta: Function of (scores, parameter) that returns log eta with the shape of the scores. Its docstring is
+            shown by ``hardneg explain``.
+    """
     _named[name] = log_eta
 
 
 @dataclass(frozen=True, repr=False)
 class Hardening(Negatives):
-    """log w = log eta(score), with eta registered by name or given as a Python function of the scores.
+    """Weighs candidates by a hardening function eta of the score, given by its name or as a Python function.
 
-    >>> Hardening("exponential", 2.0)
-    Hardening('exponential', parameter=2.0)
+    Args:
+        log_eta: "exponential", "threshold", "sigmoid", another registered name, or a function of the scores that
+            returns log eta. It must be non-decreasing, which is checked on a grid from -20 to 20.
+        parameter: The parameter of a registered function.
+        by: "score", or "guide" to use the similarities of another model.
+
+    Example:
+        >>> Hardening("exponential", 2.0)
+        Hardening('exponential', parameter=2.0)
     """
 
     log_eta: str | LogEta
@@ -69,15 +83,17 @@ class Hardening(Negatives):
         if isinstance(self.log_eta, str) and self.log_eta not in _named:
             raise argument_error("Hardening", f"a function or one of {sorted(_named)}", "log_eta", self.log_eta)
         if not isinstance(self.log_eta, str) and self.parameter != 1.0:
-            what = "no parameter beside a function of the scores (register_hardening takes one that has a parameter)"
+            what = "no parameter with a function of the scores alone (use register_hardening for one with a parameter)"
             raise argument_error("Hardening", what, "parameter", self.parameter)
         if not isinstance(self.parameter, Schedule):
             _check_non_decreasing(self)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log eta of the scores."""
         return self._of(tile.score(self.by, "Hardening"))
 
     def describe(self) -> str:
+        """Return the formula of a registered eta with its parameter."""
         if not isinstance(self.log_eta, str):
             return super().describe()
         *_, parameter = inspect.signature(_named[self.log_eta]).parameters
@@ -86,6 +102,7 @@ class Hardening(Negatives):
 
     @property
     def monotone(self) -> bool:
+        """True if the candidates that eta removes are those with the lowest scores."""
         return self.by == "score"
 
     def _of(self, score: Tensor) -> Tensor:
@@ -95,10 +112,11 @@ class Hardening(Negatives):
 
 
 def _check_non_decreasing(hardening: Hardening) -> None:
+    """Raise unless log eta is defined and does not decrease on a grid of scores."""
     with torch.no_grad():
         on_grid = hardening._of(torch.linspace(-20.0, 20.0, 401))
     if on_grid.shape != (401,) or torch.isnan(on_grid).any():
-        raise argument_error("Hardening", "log eta for every score", "log_eta", hardening.log_eta)
+        raise argument_error("Hardening", "a log eta that is defined for every score", "log_eta", hardening.log_eta)
     above = on_grid[on_grid != NEVER]
     lost = (on_grid[1:] == NEVER) & (on_grid[:-1] != NEVER)
     if lost.any() or (above.diff() < -1e-5).any():
@@ -106,8 +124,17 @@ def _check_non_decreasing(hardening: Hardening) -> None:
 
 
 def assumption_1(scores: Scores, hardening: Negatives) -> Annotated[Tensor, ""]:
-    """Share of anchors that satisfy H-SCL's Assumption 1: E[e^s] over hard candidates of the anchor's own label is at
-    least that over hard candidates of other labels. Anchors without one of the two are left out (NaN if all are).
+    """Compute the share of anchors that satisfy Assumption 1 of H-SCL.
+
+    The assumption: E[e^s] over the hard candidates with the anchor's own label is at least E[e^s] over the hard
+    candidates with other labels.
+
+    Args:
+        scores: Dense scores [b, n] with labels.
+        hardening: The distribution that makes candidates hard.
+
+    Returns:
+        The share as a scalar; anchors without candidates of either kind are skipped (NaN if all are).
     """
     same = scores.same_label("assumption_1")
     log_w = hardening.log_weights(scores)

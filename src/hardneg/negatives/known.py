@@ -1,6 +1,7 @@
-"""Judged pairs: relevance judgements, an LLM judge, RLHN: what is known of single (anchor, candidate) pairs.
+"""Weights for single (anchor, candidate) pairs that were judged: relevance judgements, an LLM judge, RLHN.
 
-Built from tensors, so it works everywhere and cannot be written as text.
+``KnownPairs`` is the table of judged pairs and ``Known`` the distribution that applies it. Both are built from tensors,
+so they work in every backend but cannot be written as text.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ from hardneg.negatives.base import Negatives
 class KnownPairs:
     """A set of (anchor id, candidate id) pairs with a value each, looked up by binary search.
 
-    >>> pairs = KnownPairs(torch.tensor([3, 3]), torch.tensor([7, 9]))
-    >>> len(pairs)
-    2
+    Args:
+        anchor_ids: Ids of the anchors, [m], 0 or more.
+        candidate_ids: Ids of the candidates, [m], 0 or more.
+        values: Log-weight of each pair, [m] or one number for all; ``NEVER`` excludes the pair.
+
+    Raises:
+        ArgumentError: If the shapes differ or an id is negative.
+
+    Example:
+        >>> pairs = KnownPairs(torch.tensor([3, 3]), torch.tensor([7, 9]))
+        >>> len(pairs)
+        2
     """
 
     def __init__(
@@ -35,7 +45,7 @@ class KnownPairs:
             got = f"anchor_ids={tuple(anchor_ids.shape)} and candidate_ids={tuple(candidate_ids.shape)}"
             raise ArgumentError("KnownPairs", "one candidate id per anchor id", got)
         if bool((anchor_ids < 0).any()) or bool((candidate_ids < 0).any()):
-            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative one, which matches nothing")
+            raise ArgumentError("KnownPairs", "ids of 0 or more", "a negative id, which matches no instance")
         self.anchor_ids, self.candidate_ids = anchor_ids, candidate_ids
         self.anchors, rank = anchor_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         self.candidates, other = candidate_ids.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
@@ -47,7 +57,17 @@ class KnownPairs:
         return len(self.keys)
 
     def look_up(self, scores: Scores | Tile) -> tuple[Annotated[Tensor, "b n"], Annotated[Tensor, "b n"]]:
-        """Which pairs of the scores are known, and their value (0 where not)."""
+        """Look up all pairs of the scores.
+
+        Args:
+            scores: Dense scores or a tile, with the ids of anchors and candidates.
+
+        Returns:
+            A mask of the known pairs [b, n], and their values (0 for the others).
+
+        Raises:
+            ArgumentError: If ids are missing.
+        """
         tile = scores if isinstance(scores, Tile) else scores.tile()
         anchors, candidates = tile.anchor_tags.ids, tile.candidate_tags.ids
         if anchors is None or candidates is None or not tile.ids_given:
@@ -65,16 +85,20 @@ class KnownPairs:
 
 
 def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-    """The place of each value in a sorted table, and whether it is there."""
+    """Return the position of each value in a sorted table, and whether it is there."""
     place = torch.searchsorted(table, values.long().contiguous()).clamp(max=len(table) - 1)
     return place, table[place] == values
 
 
 @dataclass(frozen=True, repr=False)
 class Known(Negatives):
-    """Log-weights of judged pairs; NEVER (the default of KnownPairs) makes a pair no negative; others stay at 0.
+    """Applies the log-weights of judged pairs and leaves all other pairs as they are.
 
-    Pairs judged positive: ``more_positives(scores, pairs.look_up(scores)[0])``.
+    Pairs with the value ``NEVER`` (the default of ``KnownPairs``) are no negatives. To make pairs positives instead,
+    use ``more_positives(scores, pairs.look_up(scores)[0])``.
+
+    Args:
+        pairs: The table of judged pairs.
     """
 
     pairs: KnownPairs
@@ -82,6 +106,7 @@ class Known(Negatives):
     needs: ClassVar = ("ids",)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute the value of each known pair, and 0 for all others."""
         return self.pairs.look_up(tile)[1]
 
     def __repr__(self) -> str:

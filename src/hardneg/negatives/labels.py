@@ -1,4 +1,4 @@
-"""Masks by label and by source: supervised negatives (SupCon, H-SCL) and explicit ones."""
+"""Masks by label and by source: supervised negatives (SupCon, H-SCL), and negatives of one source such as a queue."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from hardneg.negatives.closed import ClosedForm
 
 @dataclass(frozen=True, repr=False)
 class OtherLabel(Negatives):
-    """Candidates with another label than the anchor's."""
+    """Keeps candidates whose label differs from the anchor's."""
 
     masks: ClassVar = True
     needs: ClassVar = ("labels",)
     if_empty: ClassVar = "Use a larger batch with more labels in it, or add a pool."
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 for other labels and ``NEVER`` for the anchor's label."""
         return tile.keep(~tile.same_label("OtherLabel"))
 
     def closed_form(self) -> ClosedForm:
+        """Return the closed form that excludes the anchor's label."""
         return ClosedForm(other_labels=True)
 
 
 @dataclass(frozen=True, repr=False)
 class From(Negatives):
-    """Candidates of one source: "batch", "queue", "mined" ... as named in their Keys."""
+    """Keeps candidates of one source, such as "batch", "queue" or "mined".
+
+    Args:
+        source: The name of the source, as in ``Keys.source``.
+    """
 
     source: str
     masks: ClassVar = True
@@ -41,11 +47,14 @@ class From(Negatives):
         check_kind("From", "source", self.source, str, "the name of a source")
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 for this source and ``NEVER`` for all others."""
         return tile.keep(tile.of_source("From", self.source))
 
     def describe(self) -> str:
+        """Return the description with the source filled in."""
         return f"Keeps candidates of the source {self.source!r}."
 
     @property
     def only_source(self) -> str:
+        """The name of the source."""
         return self.source

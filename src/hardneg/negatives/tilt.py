@@ -1,8 +1,9 @@
-"""Exponential tilting: harder candidates weigh more, q(x-|x) ~ exp(beta * score).
+"""Exponential tilting: harder candidates get larger weights, q(x-|x) ~ exp(beta * score).
 
-HCL (Robinson et al. 2021, sec. 3.1) and H-SCL(beta). beta multiplies the tempered score, as in the authors' code. The
-pseudo-code of HCL's Fig. 13 has a linear weight instead, which its author called a typo. HCL lets the gradient through
-the weights; ``detach=True`` does not, and then repels exactly like temperature / (1 + beta).
+HCL (Robinson et al. 2021, sec. 3.1) and H-SCL(beta). beta multiplies the tempered score (similarity / temperature), as
+in the authors' code. The pseudo-code of HCL's Fig. 13 has a linear weight instead, which its author called a typo. HCL
+lets the gradient flow through the weights; with ``detach=True`` it does not, and then the gradient by the negatives is
+that of temperature / (1 + beta).
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from hardneg.negatives.closed import ClosedForm
 
 @dataclass(frozen=True, repr=False)
 class Tilt(Negatives):
-    """log w = beta * score. ``source`` tilts the candidates of one source and leaves the others at log-weight 0."""
+    """Weighs candidates by e^(beta * score), so that harder candidates count more.
+
+    score = similarity / temperature. beta = 0 is the uniform distribution.
+
+    Args:
+        beta: Strength of the tilt, 0 or more; a number, schedule or tensor.
+        detach: Whether to stop the gradient through the weights.
+        source: Tilt only the candidates of this source; the others keep log-weight 0.
+        by: "score", or "guide" to use the scores of another model.
+    """
 
     beta: Number
     detach: bool = False
@@ -41,42 +51,54 @@ class Tilt(Negatives):
         check_by("Tilt", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute beta * score."""
         s = tile.score(self.by, "Tilt")
         s = s.detach() if self.detach else s
-        one = isinstance(self.beta, (int, float)) and self.beta == 1  # the usual case, with two operations less
+        one = isinstance(self.beta, (int, float)) and self.beta == 1  # the usual case, which saves two operations
         tilted: Tensor = s if one else self.beta * s
         return tilted if self.source is None else torch.where(tile.of_source("Tilt", self.source), tilted, 0.0)
 
     def describe(self) -> str:
+        """Return the description with beta and the source filled in."""
         which = f"the candidates of {self.source!r}" if self.source is not None else "candidates"
         others = "; the others keep weight 1" if self.source is not None else ""
         return (
-            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: one whose s is higher by 1 "
-            f"counts e^{self.beta:g} times as much{others}."
+            f"Weighs {which} by e^({self.beta:g} s), where s = similarity / temperature: raising s by 1 multiplies the "
+            f"weight by e^{self.beta:g}{others}."
         )
 
     def reads(self) -> frozenset[str]:
+        """Return the inputs that it reads; "source" if it tilts one source only."""
         return super().reads() | ({"source"} if self.source is not None else set())
 
     @property
     def slope(self) -> Number:
+        """The number beta if it applies to all candidates and to the model's own scores; otherwise 0."""
         return self.beta if self.source is None and self.by == "score" else 0.0
 
     @property
     def slope_detached(self) -> bool:
+        """The argument ``detach``."""
         return self.detach
 
     def closed_form(self) -> ClosedForm | None:
+        """Return the tilt as a closed form; None for one source, a guide, a schedule or a tensor."""
         plain = self.source is None and self.by == "score" and isinstance(self.beta, (int, float))
         return ClosedForm(float(self.beta), self.detach) if plain else None
 
 
 @dataclass(frozen=True, repr=False)
 class ClippedTilt(Negatives):
-    """log w = beta * bound * score / max |score|, for embeddings that are not on a sphere.
+    """Weighs candidates by an exponential tilt whose exponent is limited, for embeddings of any norm.
 
-    HCL Fig. 14 calls it clipping to [-2, 2]; it is a rescale, by the largest absolute score of the whole batch. The
-    gradient flows through the scale too, as in the authors' code, unless ``detach``.
+    log w = beta * bound * score / max |score|. HCL Fig. 14 calls it clipping to [-2, 2]; it is a rescaling by the
+    largest absolute score of the whole batch. As in the authors' code, the gradient also flows through the scale.
+
+    Args:
+        beta: Strength of the tilt, 0 or more.
+        bound: Largest absolute value of the rescaled score.
+        detach: Whether to stop the gradient through the weights.
+        by: "score", or "guide" to use the scores of another model.
     """
 
     beta: Number
@@ -93,14 +115,17 @@ class ClippedTilt(Negatives):
         check_by("ClippedTilt", self.by)
 
     def bounds(self) -> dict[str, Bound]:
+        """Declare the largest absolute score of the batch."""
         return {"largest": Largest(lambda tile: self._score(tile).abs(), scope="batch", grad=not self.detach)}
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute beta * bound * score / max |score|."""
         largest = tile.bound["largest"]
         log_w: Tensor = self.beta * (self._score(tile) * (self.bound / torch.where(largest > 0, largest, 1.0)))
         return log_w
 
     def describe(self) -> str:
+        """Return the description with the range of the weights filled in."""
         most = self.beta * self.bound
         weight = f"e^({most:g} s / max |s|), where s = similarity / temperature and the maximum is that of the batch"
         return f"Weighs candidates by {weight}: from e^-{most:g} to e^{most:g}."

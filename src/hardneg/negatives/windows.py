@@ -1,7 +1,8 @@
-"""Windows of ranks: a candidate is a negative if its rank among the anchor's candidates lies in a range.
+"""Windows of ranks: keep candidates whose rank among the anchor's candidates lies in a range.
 
-Ring: Wu et al. 2021, sec. 4. Rank: what miners of text retrieval do. Ties are broken by column, so
-the number kept is exact also where embeddings collapse. A NaN score is never dropped.
+``Ring`` takes fractions of the candidates (Wu et al. 2021, sec. 4), ``Rank`` takes counts, as text-retrieval miners do.
+Rank 0 is the most similar candidate. Ties are broken by column, so the number of kept candidates is exact even where
+embeddings collapse. A NaN score is never removed.
 """
 
 from __future__ import annotations
@@ -23,20 +24,30 @@ from hardneg.negatives.base import Negatives, check_by
 from hardneg.negatives.closed import ClosedForm
 
 ROUNDING = 1e-9
-"""Slack of an edge, so that 0.29 of 100 candidates are 29 and not 28."""
+"""Tolerance at an edge, so that 0.29 of 100 candidates are 29 and not 28."""
 SLACK = 0.001
-"""By what share of the candidates the edges of an approximate ring may be off."""
+"""Share of the candidates by which the edges of an approximate ring may be off."""
 
 
 @dataclass(frozen=True, repr=False)
 class Ring(Negatives):
-    """Candidates between two fractions of the valid ones, counted from the closest.
+    """Keeps candidates between two fractions of all valid ones, counted from the closest.
 
-    Edges are int(fraction * number of valid candidates + 1e-9); ``dynamic_inner`` takes inner as a fraction of the
-    outer set. ``at_least`` candidates are kept where there are as many: the ring grows outwards, then inwards. In the
-    paper's percentiles, counted from the farthest: w_l = 100 (1 - outer) and w_u = 100 (1 - inner), or
-    100 (1 - inner * outer) when dynamic; its appendix E calls w_u what the main text calls w_l. ``approximate`` lets
-    the edges of a streamed loss on a GPU be off by 0.1 % of the ranks, which takes fewer passes.
+    Edges are int(fraction * number of valid candidates + 1e-9). In the percentiles of the paper, which count from the
+    farthest: w_l = 100 (1 - outer) and w_u = 100 (1 - inner), or 100 (1 - inner * outer) with ``dynamic_inner``; its
+    appendix E calls w_u what the main text calls w_l.
+
+    Args:
+        inner: Fraction of the closest candidates to skip.
+        outer: Fraction of the closest candidates at which the ring ends.
+        dynamic_inner: Whether ``inner`` is a fraction of the outer set instead of all candidates.
+        at_least: Smallest number of candidates to keep where that many exist: the ring grows outwards, then inwards.
+        by: "score", or "guide" to rank by another model.
+        approximate: Whether the edges of a streamed loss on a GPU may be off by 0.1 % of the ranks, which needs fewer
+            passes.
+
+    Raises:
+        ArgumentError: If the ring is empty by its numbers alone.
     """
 
     inner: Number = 0.0
@@ -62,7 +73,10 @@ class Ring(Negatives):
             raise argument_error("Ring", what, "(inner, outer)", (self.inner, self.outer))
 
     def at(self, step: int, total: int | None = None) -> Negatives:
-        """Without the check for an empty ring, which an annealed one may pass through: the loss counts its anchors."""
+        """Return the ring with its schedules evaluated, without the check for an empty ring.
+
+        An annealed ring may pass through empty ones; the loss then counts the anchors without a negative.
+        """
         ring = copy(self)
         for name in ("inner", "outer"):
             object.__setattr__(ring, name, value_of(getattr(self, name), step, total))
@@ -77,14 +91,15 @@ class Ring(Negatives):
         check_by("Ring", self.by)
         check_kind("Ring", "approximate", self.approximate, bool, "True or False")
         if not isinstance(self.inner, Schedule) and not isinstance(self.outer, Schedule):
-            # Made here, outside any compiled graph, so that an annealed ring does not recompile it at each step: the
-            # edges are tensors, and the sizes of the selections come from a few steps (_reach).
+            # Computed here, outside any compiled graph, so that an annealed ring does not recompile it at each step:
+            # the edges are tensors, and the sizes of the selections take few different values (see _reach).
             largest_inner = self.inner * self.outer if self.dynamic_inner else self.inner
             reach = (_reach(largest_inner), _reach(self.outer), _reach(1.0 - self.outer))
             object.__setattr__(self, "_reach", reach)
             object.__setattr__(self, "_edges", torch.tensor([self.inner, self.outer], dtype=torch.float64).unbind())
 
     def bounds(self) -> dict[str, Bound]:
+        """Declare the number of valid candidates and the edges of the window."""
         skipped, closest, farthest = self._reach or (1.0, 1.0, 1.0)
         window = Window(
             self._places,
@@ -98,9 +113,11 @@ class Ring(Negatives):
         return {"count": Count(), "window": window}
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 inside the ring and ``NEVER`` outside."""
         return _inside(self, tile)
 
     def describe(self) -> str:
+        """Return the description with the percentages filled in."""
         inner = self.inner * self.outer if self.dynamic_inner else self.inner
         kept = f"the closest {100 * self.outer:g} % of the candidates" if self.outer < 1 else "every candidate"
         if inner >= self.outer and not self.at_least:
@@ -109,11 +126,12 @@ class Ring(Negatives):
         return f"Keeps {kept}{without}{f', {self.at_least} at least' if self.at_least else ''}."
 
     def closed_form(self) -> ClosedForm | None:
+        """Return the window as a closed form; None for a schedule or a guide."""
         return _closed_form(self) if self._reach is not None else None
 
     def _places(self, earlier: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         if self._reach is None:
-            float(self.inner), float(self.outer)  # the one that is a schedule says so
+            float(self.inner), float(self.outer)  # a schedule raises here, with the advice to call set_progress
         (inner, outer), count = self._edges, earlier["count"]
         stop = (outer * count.double() + ROUNDING).long()
         start = (inner * (stop if self.dynamic_inner else count).double() + ROUNDING).long()
@@ -128,7 +146,13 @@ class Ring(Negatives):
 
 @dataclass(frozen=True, repr=False)
 class Rank(Negatives):
-    """Candidates of rank start to stop - 1 among the valid ones, the closest being 0; ``stop=None`` has no end."""
+    """Keeps candidates of rank start to stop - 1 among the valid ones, where the closest has rank 0.
+
+    Args:
+        start: Number of closest candidates to skip.
+        stop: Rank at which the window ends (exclusive); None for no end.
+        by: "score", or "guide" to rank by another model.
+    """
 
     start: int = 0
     stop: int | None = None
@@ -145,6 +169,7 @@ class Rank(Negatives):
         check_by("Rank", self.by)
 
     def bounds(self) -> dict[str, Bound]:
+        """Declare the number of valid candidates and the edges of the window."""
         start, stop = self.start, self.stop
         window = Window(
             self._places,
@@ -158,9 +183,11 @@ class Rank(Negatives):
         return {"count": Count(), "window": window}
 
     def log_weight(self, tile: Tile) -> Tensor:
+        """Compute log-weight 0 inside the window and ``NEVER`` outside."""
         return _inside(self, tile)
 
     def describe(self) -> str:
+        """Return the description with the ranks filled in."""
         if self.stop is None:
             return f"Keeps every candidate{f' except the closest {self.start}' if self.start else ''}."
         if not self.start:
@@ -168,13 +195,16 @@ class Rank(Negatives):
         return f"Skips the {_closest(self.start)} and keeps the next {self.stop - self.start}."
 
     def closed_form(self) -> ClosedForm | None:
+        """Return the window as a closed form; None for a guide."""
         return _closed_form(self)
 
     @property
     def most(self) -> int | None:
+        """The number of ranks in the window; None without a stop."""
         return None if self.stop is None else self.stop - self.start
 
     def shown(self, wanted: int | None) -> int | None:
+        """Return how many of the nearest candidates to inspect for ``wanted`` kept ones."""
         if self.by != "score" or (wanted is None and self.stop is None):
             return None
         ends = [end for end in (self.stop, None if wanted is None else self.start + wanted) if end is not None]
@@ -204,7 +234,7 @@ def _inside(band: Ring | Rank, tile: Tile) -> Tensor:
 
 
 def _reach(fraction: float) -> float:
-    """The fraction rounded up to one of a few, so that a schedule meets few of them."""
+    """Round the fraction up to one of four values, so that a schedule leads to few different graph shapes."""
     return next(reach for reach in (0.0, 0.125, 0.5, 1.0) if fraction <= reach)
 
 

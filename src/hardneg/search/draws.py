@@ -1,6 +1,6 @@
-"""Draws: which candidates become the negatives, when not all of them do.
+"""Draws from log-weights: which candidates become the negatives when not all of them are used.
 
-Gumbel-max (the negative cache) and categorical draws from any log-weights, with an explicit generator.
+Categorical draws with replacement and Gumbel-max draws without (the negative cache), with an explicit generator.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from hardneg.search.topk import top_of_rows
 def draw(
     log_w: LogWeights, k: int, generator: torch.Generator, method: str = "categorical"
 ) -> Annotated[Tensor, "b k"]:
-    """Indices of k candidates of each row; -1 where the row has no more.
+    """Draw k candidates of each row.
 
-    ``"categorical"`` draws with replacement; ``"gumbel"`` draws without, by the top k of log-weight plus Gumbel noise,
-    hardest draws first. A candidate at NEVER is never drawn.
+    Args:
+        log_w: Log-weights [b, n]; a candidate with ``NEVER`` is never drawn.
+        k: Number of draws per row.
+        generator: Random generator.
+        method: ``"categorical"`` draws with replacement. ``"gumbel"`` draws without, by the top k of log-weight plus
+            Gumbel noise; the largest come first.
 
-    >>> import torch
-    >>> log_w = torch.tensor([[0.0, NEVER, NEVER]])
-    >>> draw(log_w, 3, torch.Generator().manual_seed(0), method="gumbel").tolist()
-    [[0, -1, -1]]
+    Returns:
+        Columns [b, k]; -1 where the row has no more candidates.
+
+    Example:
+        >>> import torch
+        >>> log_w = torch.tensor([[0.0, NEVER, NEVER]])
+        >>> draw(log_w, 3, torch.Generator().manual_seed(0), method="gumbel").tolist()
+        [[0, -1, -1]]
     """
     k = check_count("draw", "k", k)
     check_generator("draw", generator)
@@ -42,9 +50,16 @@ def draw(
 
 
 def draw_at(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    """Columns drawn with replacement, one for each uniform number; -1 in rows without support.
+    """Draw columns with replacement, one for each uniform number, by inverting the distribution function.
 
-    By the inverse of the distribution function, so that the cost is [b, n + k] and not [b, n, k].
+    The cost is [b, n + k] and not [b, n, k].
+
+    Args:
+        log_w: Log-weights [b, n].
+        uniforms: Uniform numbers in [0, 1), [b, k].
+
+    Returns:
+        Columns [b, k]; -1 in rows without candidates.
     """
     n = log_w.shape[1]
     if n == 0:
@@ -61,13 +76,21 @@ def draw_at(log_w: Tensor, uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tens
 
 
 def uniform_columns(allowed: Annotated[Tensor, "b n"], uniforms: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-    """Columns drawn with replacement, each that is allowed as likely as any other; -1 in rows without one.
+    """Draw allowed columns with replacement and equal probability.
 
-    As ``draw_at`` of equal weights, in whole numbers: the same on every device.
+    Computes ``draw_at`` for equal weights in whole numbers, so the result is the same on every device.
 
-    >>> import torch
-    >>> uniform_columns(torch.tensor([[False, True, False, True]]), torch.tensor([[0.0, 0.4, 0.5, 0.9]])).tolist()
-    [[1, 1, 3, 3]]
+    Args:
+        allowed: True for columns that may be drawn, [b, n].
+        uniforms: Uniform numbers in [0, 1), [b, k].
+
+    Returns:
+        Columns [b, k]; -1 in rows without an allowed column.
+
+    Example:
+        >>> import torch
+        >>> uniform_columns(torch.tensor([[False, True, False, True]]), torch.tensor([[0.0, 0.4, 0.5, 0.9]])).tolist()
+        [[1, 1, 3, 3]]
     """
     upto = allowed.cumsum(-1)
     number = upto[:, -1:]
@@ -76,23 +99,33 @@ def uniform_columns(allowed: Annotated[Tensor, "b n"], uniforms: Annotated[Tenso
 
 
 def gumbel_order(log_w: Tensor, uniforms: Annotated[Tensor, "b n"], k: int) -> Annotated[Tensor, "b k"]:
-    """The columns of k draws without replacement, in the order in which they are drawn; -1 behind the last."""
+    """Return the columns of k draws without replacement in the order of drawing; -1 after the last.
+
+    Args:
+        log_w: Log-weights [b, n].
+        uniforms: Uniform numbers in [0, 1), [b, n].
+        k: Number of draws per row.
+    """
     values, index = top_of_rows(gumbel_keys(log_w, uniforms), k)
     return torch.where(values == NEVER, -1, index)
 
 
 def gumbel_keys(log_w: Tensor, uniforms: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b n"]:
-    """Log-weight plus Gumbel noise: the largest is a draw from the weights, the k largest are k without replacement."""
+    """Add Gumbel noise to the log-weights.
+
+    The largest key is a draw from the weights, and the k largest are k draws without replacement.
+    """
     return log_w.double() - torch.log(-torch.log(uniforms.clamp(min=1e-300)))
 
 
 def check_generator(who: str, generator: torch.Generator) -> None:
+    """Raise unless the argument is a torch.Generator."""
     what = "a torch.Generator, such as torch.Generator().manual_seed(0)"
     check_kind(who, "generator", generator, torch.Generator, what)
 
 
 def drawn_seed(who: str, generator: torch.Generator | None, most: int) -> int:
-    """A seed below ``most``, by one draw from the generator, or from torch's global one."""
+    """Draw a seed below ``most`` from the generator, or from torch's global one."""
     if generator is None:
         return int(torch.randint(most, ()))
     check_generator(who, generator)

@@ -1,8 +1,11 @@
-"""The nearest rows of a corpus by similarity in float64, whatever the blocks and the precision of their products.
+"""Exact nearest rows of a corpus by similarity in float64, independent of block sizes and of the precision of products.
 
-A matrix product of low precision screens each pair of blocks. A pair that may belong to the nearest, by the bound of
+A matrix product of low precision screens each pair of blocks. A pair that may be among the nearest, given the bound of
 its rounding error, is computed again by itself, in float64 and always in the same order, and only these numbers decide.
 So the result is the same for any shape of the blocks, in float32, TF32 or bfloat16, on a CPU or a GPU.
+
+``RunningNearest`` holds the lists of a block of queries and is fed one ``DocumentBlock`` after the other by mining;
+``pair_similarity`` is the float64 similarity that decides.
 """
 
 from __future__ import annotations
@@ -22,20 +25,32 @@ from hardneg.search.nearest import Corpus, Excluded, Nearest, Weigh, merged
 from hardneg.search.topk import top_of_rows
 
 GROUP = 16
-"""Columns of which the bfloat16 screen keeps the largest product."""
-_NUMBERS = 1 << 24  # of gathered vectors held at a time
+"""Number of columns of which the bfloat16 screen keeps the largest product."""
+_MAX_GATHERED = 1 << 24
+"""Numbers in gathered vectors that are held at a time."""
 
 
 def pair_similarity(
     first: Annotated[Tensor, "m d"], second: Annotated[Tensor, "m d"], *, cosine: bool = False
 ) -> Annotated[Tensor, "m"]:
-    """Dot products or cosines of pairs of rows in float64; no row's number depends on the other rows.
+    """Compute dot products or cosines of pairs of rows in float64.
 
-    >>> rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> pair_similarity(rows, rows).tolist(), pair_similarity(rows, rows, cosine=True).tolist()
-    ([25.0, 0.0], [1.0, 0.0])
+    The result of a row does not depend on the other rows.
+
+    Args:
+        first: Vectors [m, d].
+        second: Vectors [m, d].
+        cosine: Whether to divide by the norms; the cosine with a zero vector is 0.
+
+    Returns:
+        Similarities [m] in float64.
+
+    Example:
+        >>> rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        >>> pair_similarity(rows, rows).tolist(), pair_similarity(rows, rows, cosine=True).tolist()
+        ([25.0, 0.0], [1.0, 0.0])
     """
-    at_once = max(1, _NUMBERS // max(first.shape[1], 1))
+    at_once = max(1, _MAX_GATHERED // max(first.shape[1], 1))
     pieces = zip(torch.split(first, at_once), torch.split(second, at_once), strict=True)
     return torch.cat([_pair_similarity(a, b, cosine) for a, b in pieces]) if len(first) else first.new_zeros(0).double()
 
@@ -49,7 +64,7 @@ def _pair_similarity(first: Tensor, second: Tensor, cosine: bool) -> Tensor:
 
 
 def _folded(products: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
-    """Sums of rows by halves: a fixed order of additions, where that of ``sum`` depends on the shape."""
+    """Sum the rows by halves: a fixed order of additions, whereas that of ``sum`` depends on the shape."""
     while (width := products.shape[1]) > 1:
         half = width // 2
         both = products[:, :half] + products[:, half : 2 * half]
@@ -59,18 +74,29 @@ def _folded(products: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
 
 @dataclass(frozen=True, eq=False)
 class DocumentBlock:
-    """A block of the corpus, prepared once for all queries."""
+    """A block of the corpus, prepared once for all queries.
+
+    Attributes:
+        low: First row of the block.
+        raw: Vectors as they are stored.
+        vectors: Vectors as they are compared.
+        norm: Largest norm.
+        least: Smallest norm.
+        rounded: Vectors in bfloat16.
+        residual: Largest norm of the rounding error of ``rounded``.
+    """
 
     low: int
     raw: Annotated[Tensor, "m d"]
     vectors: Annotated[Tensor, "m d"]
-    norm: float  # the largest of the block, and the least
+    norm: float
     least: float
-    rounded: Annotated[Tensor, "m d"] | None = None  # to bfloat16
-    residual: float = 0.0  # the largest norm of what that lost
+    rounded: Annotated[Tensor, "m d"] | None = None
+    residual: float = 0.0
 
     @classmethod
     def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> DocumentBlock:
+        """Prepare the rows low to high - 1 of a corpus; with ``bfloat16`` also their rounded copy."""
         raw = corpus.vectors[low:high]
         vectors = corpus.prepared(raw)
         norms = _norm(vectors)
@@ -87,7 +113,18 @@ class DocumentBlock:
 def largest_of_groups(
     rows: Annotated[Tensor, "b d"], columns: Annotated[Tensor, "n d"], group: int
 ) -> Annotated[Tensor, "b w"]:
-    """The largest of the products of each row with the columns j, j + w, j + 2 w, ..., for w = n / group rounded up."""
+    """Compute the largest product of each row within groups of columns.
+
+    Group i holds the columns i, i + w, i + 2 w, ... for w = n / group rounded up.
+
+    Args:
+        rows: Vectors [b, d].
+        columns: Vectors [n, d].
+        group: Number of columns in a group.
+
+    Returns:
+        Maxima [b, w].
+    """
     n = len(columns)
     products = torch.mm(rows, torch.nn.functional.pad(columns, (0, 0, 0, -n % group)).T)
     products[:, n:] = NEVER
@@ -95,7 +132,7 @@ def largest_of_groups(
 
 
 def runs_in_triton(device: torch.device) -> bool:
-    """Whether the Triton kernel for group maxima can run on this device."""
+    """True if the Triton kernel for group maxima can run on this device."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") == "0":
         return False  # Triton is slow to import
     from hardneg.search import triton_groups
@@ -104,7 +141,7 @@ def runs_in_triton(device: torch.device) -> bool:
 
 
 def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """The fastest implementation of ``largest_of_groups`` for this device."""
+    """Return the fastest implementation of ``largest_of_groups`` for this device."""
     if not runs_in_triton(device):
         return largest_of_groups
     from hardneg.search import triton_groups
@@ -113,8 +150,15 @@ def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
 
 
 def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:
-    """By how much a product of two vectors of these norms may differ from that in float64: sums in any order, unit
-    vectors included, and products that underflow.
+    """Bound the rounding error of products of vectors with these norms, relative to float64.
+
+    Covers sums in any order, the rounding of unit vectors, and products that underflow.
+
+    Args:
+        dim: Number of features.
+        dtype: Type of the product.
+        norm: Norms of the first vectors.
+        other: Largest norm of the second vectors.
     """
     digits = torch.finfo(dtype)
     share = (dim + 8) * digits.eps
@@ -124,11 +168,18 @@ def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: floa
 
 
 class RunningNearest:
-    """The ``size`` nearest so far of a block of queries; documents are added block by block, in the order of rows.
+    """The ``size`` nearest rows so far of a block of queries; documents are added block by block, in the order of rows.
 
-    ``weigh`` removes candidates or, with keys of its own, orders them (``weigh.drawn``): those are taken as they are.
-    Of equal similarities, or keys, the lower row comes first. ``largest``: a faster way to do ``largest_of_groups``,
-    in bfloat16 or with float32 sums.
+    Of equal similarities, or equal keys, the lower row comes first.
+
+    Args:
+        corpus: The corpus.
+        queries: Vectors of the queries, [b, d].
+        size: Length of the lists.
+        excluded: (query, row) pairs to skip.
+        weigh: Removes candidates or, with keys of its own (``weigh.drawn``), orders them; its keys are used as they
+            are.
+        largest: Implementation of ``largest_of_groups``, in bfloat16 or with float32 sums.
     """
 
     def __init__(
@@ -154,6 +205,11 @@ class RunningNearest:
         self._lost, self._banned = self.norm, 0
 
     def add(self, documents: DocumentBlock) -> None:
+        """Merge a block of documents into the lists.
+
+        Raises:
+            NotFinite: If products may overflow the precision of the corpus.
+        """
         if documents.norm * self._longest > torch.finfo(self.corpus.dtype).max / 2:
             fix = "use the cosine, shorter vectors, or float64"
             raise NotFinite("mine", f"products within the range of {self.corpus.dtype}", "larger ones", fix)
@@ -169,7 +225,7 @@ class RunningNearest:
         self._extend(place, column + documents.low, key)
 
     def found(self) -> Nearest:
-        """The list, with plain similarities beside keys of their own."""
+        """Return the lists; with keys of their own, the plain similarities are added."""
         if not self.drawn:
             return self.best
         place, column = (self.best.rows >= 0).nonzero().unbind(1)
@@ -179,18 +235,18 @@ class RunningNearest:
         return Nearest(self.best.key, self.best.rows, similarity)
 
     def _similarity(self, documents: DocumentBlock, place: Tensor, column: Tensor) -> Tensor:
-        found, at_once = [], max(1, _NUMBERS // max(self.raw.shape[1], 1))
+        found, at_once = [], max(1, _MAX_GATHERED // max(self.raw.shape[1], 1))
         for some, its in zip(torch.split(place, at_once), torch.split(column, at_once), strict=True):
             rows = documents.raw[its.to(documents.raw.device)].to(self.corpus.device)
             found.append(pair_similarity(self.raw[some], rows, cosine=self.corpus.cosine))
         return torch.cat(found)
 
     def _slack(self, documents: DocumentBlock) -> Annotated[Tensor, "b 1"]:
-        """By how much a product may differ from the similarity in float64: sums in any order, unit vectors included."""
+        """Bound the difference between a product and the similarity in float64, unit vectors included."""
         return rounding_of_products(self.queries.shape[1], self.corpus.dtype, self.norm, documents.norm)
 
     def _screened(self, documents: DocumentBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Places and columns that may be among the nearest, and their keys."""
+        """Return places and columns that may be among the nearest, and their keys."""
         low, high = documents.low, documents.low + len(documents)
         slack = self._slack(documents)
         similarity = torch.mm(self.queries, documents.vectors.T)
@@ -205,7 +261,7 @@ class RunningNearest:
         return some[place], column, key[place, column].double()
 
     def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor, others: int = 0) -> Annotated[Tensor, "b 1"]:
-        """A lower bound of what the last of the list will be; at most ``others`` of the keys are no candidates."""
+        """Return a lower bound of the last key of each list; at most ``others`` of the keys are no candidates."""
         least = self.best.key[:, -1:].clone()
         short = (least[:, 0] == NEVER).nonzero()[:, 0]
         size = self.size + others
@@ -216,7 +272,7 @@ class RunningNearest:
         return least
 
     def _screened_by_groups(self, documents: DocumentBlock, rounded: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from bfloat16: groups of columns whose largest may be among the nearest, then float32 for each."""
+        """Screen in bfloat16: find groups whose largest may be among the nearest, then compute them in float32."""
         if self._rounded is None:
             self._rounded = self.queries.bfloat16()
             self._lost = _norm(self.queries - self._rounded)
@@ -228,7 +284,7 @@ class RunningNearest:
         least = self._least(largest, wide, self._banned)
         place, group = (largest >= _threshold(least - wide, largest.dtype)).nonzero().unbind(1)
         places, columns = [], []
-        step = max(1, _NUMBERS * 16 // (GROUP * self.queries.shape[1]))
+        step = max(1, _MAX_GATHERED * 16 // (GROUP * self.queries.shape[1]))
         for some, its in zip(torch.split(place, step), torch.split(group, step), strict=True):
             column = its[:, None] + width * torch.arange(GROUP, device=group.device)
             inside = column.clamp(max=len(documents) - 1)
@@ -243,7 +299,7 @@ class RunningNearest:
         return place[met], column[met]
 
     def _extend(self, place: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"], key: Annotated[Tensor, "m"]) -> None:
-        """Merges these pairs into the lists."""
+        """Merge these pairs into the lists."""
         order = rows.argsort(stable=True)
         order = order[key[order].argsort(descending=True, stable=True)]
         order = order[place[order].argsort(stable=True)]
@@ -268,18 +324,19 @@ def _norm(vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m 1"]:
 
 
 def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to compare rounded numbers with, itself rounded, which keeps the order; above NEVER."""
+    """Round the limit in the same way as the numbers that it is compared with, which keeps the order; above NEVER."""
     return least.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 def _coarser(keys: Annotated[Tensor, "b m"], size: int) -> Annotated[Tensor, "b w"]:
-    """The largest of groups, of which the ``size``-th is no larger, and hardly smaller: a fast pass before a selection
-    that reads its rows several times.
+    """Return the largest of groups: a fast pass before a selection that reads its rows several times.
+
+    The ``size``-th of the result is no larger than that of the keys, and hardly smaller.
     """
     width = keys.shape[1] // GROUP
     return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= GROUP * size else keys
 
 
 def _below(values: Tensor) -> Tensor:
-    """The next lower number of bfloat16, which whatever was rounded to a value exceeds."""
+    """Return the next lower bfloat16 number, which is below every number that was rounded to the value."""
     return torch.nextafter(values, torch.full_like(values, NEVER))

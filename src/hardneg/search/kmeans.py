@@ -1,4 +1,4 @@
-"""k-means: the strata of batches and the clusters that distributions read."""
+"""K-means: strata of batches and clusters that distributions read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from torch import Tensor
 def kmeans(
     vectors: Annotated[Tensor, "n d"], count: int, generator: torch.Generator, num_iterations: int
 ) -> tuple[Annotated[Tensor, "c d"], Annotated[Tensor, "n"]]:
-    """Lloyd's algorithm from random rows: the centres and each row's cluster; empty ones take a random row."""
+    """Cluster vectors by Lloyd's algorithm, started from random rows.
+
+    Args:
+        vectors: Vectors [n, d].
+        count: Number of clusters; an empty cluster moves to a random row.
+        generator: Random generator.
+        num_iterations: Largest number of iterations.
+
+    Returns:
+        Centres [c, d] and the cluster of each row [n].
+    """
     n = len(vectors)
     centres = vectors[torch.randperm(n, generator=generator)[:count].to(vectors.device)].clone()
     nearest = torch.zeros(n, dtype=torch.long, device=vectors.device)

@@ -1,6 +1,8 @@
-"""The nearest rows of a corpus by blocks: one matrix product per pair of blocks and a running top; or through FAISS.
+"""The nearest rows of a corpus, block by block or through FAISS.
 
-The scores of all queries against all of the corpus, [q, n], are never held: at most one block of them is.
+``nearest`` takes one matrix product per block and keeps a running top list: the scores of all queries against the whole
+corpus, [q, n], are never held, only one block of them. ``FaissIndex`` has the same interface. ``exact`` builds on the
+types of this file.
 """
 
 from __future__ import annotations
@@ -16,31 +18,49 @@ from hardneg.core.tiles import NEVER
 from hardneg.search.topk import in_order, top_of_rows
 
 Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
-"""Pairs that never meet: the position of the query, and the row of the corpus."""
+"""Pairs to skip: positions of queries [m], and rows of the corpus [m]."""
 
 
 class Weigh(Protocol):
-    """Which candidates of a block are left, and what orders them."""
+    """Protocol of a function that removes candidates of a block, or orders them by keys of its own."""
 
     @property
     def drawn(self) -> bool:
-        """Whether keys of its own order them, instead of the similarities."""
+        """True if keys of its own order the candidates instead of the similarities."""
         ...
 
     @property
     def seen(self) -> Annotated[Tensor, "b f"]:
-        """How many candidates were at hand so far, and how many each step left."""
+        """Number of candidates so far, and number left after each of its steps, per query."""
         ...
 
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
-        """Keys from the similarities with the rows low to high - 1, each right up to ``slack``; NEVER: removed."""
+        """Compute keys for the rows low to high - 1; ``NEVER`` removes a candidate.
+
+        Args:
+            similarity: Similarities [b, m].
+            low: First row of the block.
+            high: Row after the block.
+            slack: Bound of the rounding error of the similarities, [b, 1].
+        """
         ...
 
 
 class Corpus:
-    """The corpus by blocks, in float32 or wider on the device; memory-mapped and half precision vectors are welcome."""
+    """A corpus that is read in blocks, in float32 or wider, on a device.
+
+    Vectors may be memory-mapped and of half precision. On a CPU they may stay on disk; for another device the whole
+    corpus is moved there as it is.
+
+    Args:
+        vectors: Vectors [n, d].
+        device: Device of the computation.
+        block: Rows of a block.
+        like: Type of the queries; the wider one is used.
+        cosine: Whether to compare unit vectors.
+    """
 
     def __init__(
         self,
@@ -50,7 +70,7 @@ class Corpus:
         like: torch.dtype = torch.float32,
         cosine: bool = False,
     ) -> None:
-        # On another device the whole corpus is moved there, as it is; on the CPU it may stay on disk.
+        # For another device the whole corpus is moved as it is; on the CPU it may stay on disk.
         self.vectors = vectors.to(device)
         self.device = device
         self.block = block
@@ -61,33 +81,45 @@ class Corpus:
         return self.vectors.shape[0]
 
     def rows(self, index: Tensor) -> Tensor:
-        """Vectors of these rows, [*index.shape, d]; any row for a negative index."""
+        """Return the vectors of these rows, [*index.shape, d]; any row for a negative index."""
         flat = index.clamp(min=0).flatten().to(self.vectors.device)
         return self.prepared(self.vectors[flat]).view(*index.shape, self.vectors.shape[1])
 
     def blocks(self, part: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-        """The blocks, or those of a shard."""
+        """Return the blocks as (low, high), or those of one shard."""
         low, high = part or (0, len(self))
         return [(one, min(one + self.block, high)) for one in range(low, high, self.block)]
 
     def shards(self, number: int) -> list[tuple[int, int]]:
-        """At most so many parts of whole blocks: the products of a block are the same to the bit in any shard."""
+        """Split the corpus into at most ``number`` shards of whole blocks.
+
+        The products of a block are the same to the bit in any shard.
+        """
         blocks = self.blocks()
         step = -(-len(blocks) // number)
         return [(blocks[i][0], blocks[min(i + step, len(blocks)) - 1][1]) for i in range(0, len(blocks), step)]
 
     def part(self, low: int, high: int) -> Tensor:
+        """Return the vectors of the rows low to high - 1, as they are compared."""
         return self.prepared(self.vectors[low:high])
 
     def prepared(self, vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m d"]:
-        """Vectors of queries or documents as they are compared."""
+        """Convert vectors of queries or documents to the device and type in which they are compared."""
         wide = vectors.to(self.device, self.dtype)
         return unit(wide) if self.cosine else wide
 
     def scores(
         self, queries: Tensor, excluded: Excluded, low: int, high: int, out: Tensor | None = None
     ) -> Annotated[Tensor, "b m"]:
-        """Similarities with the rows low to high - 1; NEVER for the excluded (query, row) pairs."""
+        """Compute the similarities with the rows low to high - 1; ``NEVER`` for excluded pairs.
+
+        Args:
+            queries: Prepared vectors, [b, d].
+            excluded: Pairs to skip.
+            low: First row.
+            high: Row after the last.
+            out: Memory for the result.
+        """
         if out is not None:
             out = out[: queries.shape[0] * (high - low)].view(queries.shape[0], high - low)
         similarity = torch.mm(queries, self.part(low, high).T, out=out)
@@ -95,7 +127,14 @@ class Corpus:
         return similarity
 
     def exclude(self, similarity: Tensor, excluded: Excluded, low: int, high: int) -> None:
-        """NEVER for the excluded (query, row) pairs in the similarities with these rows."""
+        """Set the similarities of excluded pairs to ``NEVER``, in place.
+
+        Args:
+            similarity: Similarities with the rows low to high - 1, [b, m].
+            excluded: Pairs to skip.
+            low: First row.
+            high: Row after the last.
+        """
         query, row = excluded
         if len(row) and (low or high < len(self)):
             inside = (row >= low) & (row < high)
@@ -105,9 +144,18 @@ class Corpus:
 
 
 def nearest(corpus: Corpus, queries: Tensor, size: int, excluded: Excluded) -> Nearest:
-    """The ``size`` most similar rows of each query by the products as they are, closest first.
+    """Find the most similar rows of each query by plain products, closest first.
 
-    Where fewer are left, the key is NEVER and the row -1. Of equal keys the lower row comes first.
+    Of equal keys the lower row comes first. See ``exact`` for results that do not depend on block sizes.
+
+    Args:
+        corpus: The corpus.
+        queries: Prepared vectors, [b, d].
+        size: Number of rows per query.
+        excluded: Pairs to skip.
+
+    Returns:
+        Lists [b, size]; where fewer rows are left, the key is NEVER and the row -1.
     """
     size = min(size, len(corpus))
     held = min(corpus.block, len(corpus)) * queries.shape[0]
@@ -122,19 +170,26 @@ def nearest(corpus: Corpus, queries: Tensor, size: int, excluded: Excluded) -> N
 
 
 class Nearest(NamedTuple):
-    """Lists of rows of the corpus, best first: keys, rows and similarities."""
+    """Lists of rows of the corpus, best first: keys, rows and similarities, [b, m] each."""
 
     key: Annotated[Tensor, "b m"]
     rows: Annotated[Tensor, "b m"]
     similarity: Annotated[Tensor, "b m"]
 
     def without_removed(self) -> Nearest:
+        """Return the lists with row -1 and similarity NEVER where the key is NEVER."""
         removed = self.key == NEVER
         return Nearest(self.key, self.rows.masked_fill(removed, -1), self.similarity.masked_fill(removed, NEVER))
 
 
 def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
-    """The best of two lists; all rows of the second are larger than those of the first."""
+    """Merge two lists and keep the best.
+
+    Args:
+        first: Lists of earlier rows.
+        second: Lists of later rows: all of their rows must be larger than those of the first.
+        size: Length of the result.
+    """
     both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
     key, place = both[0].sort(dim=1, descending=True, stable=True)
     place = place[:, :size]
@@ -142,7 +197,14 @@ def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
 
 
 class FaissIndex:
-    """FAISS behind ``nearest``: flat (exact), ivf or hnsw (approximate), inner product."""
+    """A FAISS index with the interface of ``nearest``, by inner product.
+
+    Args:
+        corpus: The corpus.
+        kind: "flat" (exact), "ivf" or "hnsw" (approximate).
+        num_probes: Cells to search (ivf); for hnsw, efSearch is 16 times this.
+        who: Name of the caller, for the error if FAISS is missing.
+    """
 
     def __init__(self, corpus: Corpus, kind: str, num_probes: int = 16, who: str | None = None) -> None:
         faiss = optional("faiss", who or f"Search({kind!r})", extra="ann")
@@ -163,7 +225,10 @@ class FaissIndex:
             self.index.add(self._plain(corpus.part(low, high)))
 
     def nearest(self, queries: Annotated[Tensor, "b d"], size: int, excluded: Excluded) -> Nearest:
-        """As the exact search; excluded pairs are removed afterwards, so that many more are searched for."""
+        """Find the nearest rows as ``nearest`` does, removing excluded pairs afterwards.
+
+        More rows are searched for, so that enough are left.
+        """
         n = len(self.corpus)
         most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
         values, rows = self.index.search(self._plain(queries), min(size + most + (self.kind == "flat"), n))
@@ -178,7 +243,7 @@ class FaissIndex:
         return found
 
     def _settle_ties(self, found: Nearest, queries: Tensor, excluded: Excluded, tied: Annotated[Tensor, "b"]) -> None:
-        """Where equal similarities lie on both sides of the end FAISS takes any: there the exact search decides."""
+        """Search exactly where equal similarities lie on both sides of the end, since FAISS picks any of them."""
         again = tied.nonzero()[:, 0].to(queries.device)
         if not len(again):
             return

@@ -1,4 +1,8 @@
-"""The largest of each row, fast, with one rule for ties: of equal values the lower column comes first."""
+"""The largest values of each row, fast, with one rule for ties: of equal values the lower column comes first.
+
+``top_of_rows`` chooses among three implementations: plain ``topk``, maxima of groups for long rows, and integers that
+pack value and column on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,20 @@ _GROUP = 16
 def top_of_rows(
     scores: Annotated[Tensor, "b n"], size: int, *, ties: bool = True
 ) -> tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]:
-    """The ``size`` largest of each row, the largest first, and their columns; of equal ones the first.
+    """Return the ``size`` largest values of each row, largest first, and their columns.
 
-    ``ties=False``: of equal ones any, where that saves time: to settle ties is to wait for a GPU.
+    Args:
+        scores: Values [b, n].
+        size: Number of values per row.
+        ties: Whether the lower column comes first among equal values. False returns any of them where that saves time:
+            settling ties waits for the GPU.
 
-    >>> top_of_rows(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)[1].tolist()
-    [[1, 3, 2]]
+    Returns:
+        Values [b, k] and columns [b, k].
+
+    Example:
+        >>> top_of_rows(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)[1].tolist()
+        [[1, 3, 2]]
     """
     n = scores.shape[1]
     few = size * _GROUP * 2 <= n
@@ -42,7 +54,7 @@ def top_of_rows(
 
 
 def in_order(values: Annotated[Tensor, "b k"], columns: Annotated[Tensor, "b k"]) -> tuple[Tensor, Tensor]:
-    """Sorted by value, the largest first, and by column where equal."""
+    """Sort by value, largest first, and by column where values are equal."""
     by_column = columns.argsort(dim=1)
     values, columns = values.gather(1, by_column), columns.gather(1, by_column)
     values, order = values.sort(dim=1, descending=True, stable=True)
@@ -55,9 +67,9 @@ def _plain(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_groups(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """As ``topk``: only groups of columns with one of the ``size`` largest maxima can matter.
+    """Compute ``topk`` through groups of columns: only those with one of the ``size`` largest maxima can matter.
 
-    The largest of each group comes from one vectorised pass; the selection then looks at a sixteenth of the row, and at
+    The largest of each group comes from one vectorised pass; the selection then reads a sixteenth of the row, and
     ``size`` groups.
     """
     b, n = scores.shape
@@ -72,9 +84,11 @@ def _of_groups(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _packed_top(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Score and column in one whole number, because numpy selects and sorts those with vector instructions: twice as
-    fast as torch.topk for 100 of 1,000. The bits of floats are in their order once those of negatives are flipped, and
-    columns count down, so that of equal scores the first is the largest number.
+    """Compute ``topk`` on whole numbers that hold score and column.
+
+    NumPy selects and sorts those with vector instructions: twice as fast as torch.topk for 100 of 1,000. The bits of
+    floats are in their order once those of negative ones are flipped, and columns count down, so that of equal scores
+    the first column gives the largest number.
     """
     n = scores.shape[1]
     packed = np.empty(scores.shape, dtype=np.int64)
@@ -90,6 +104,7 @@ def _packed_top(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _flip(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    """Flip the bits of negative floats, so that integers sort as the floats do; its own inverse."""
     np.right_shift(bits, 31, out=out)
     np.bitwise_and(out, 0x7FFFFFFF, out=out)
     np.bitwise_xor(out, bits, out=out)

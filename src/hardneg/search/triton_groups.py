@@ -1,10 +1,10 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""The largest product of each group of columns, without the products: what a search needs to pass most columns over.
+"""The largest product of each group of columns without storing the products: the screen of an exact search on a GPU.
 
 A group is every width-th column, j, j + width, ... So the largest of a group is an elementwise maximum of GROUP
 products of the same anchors with consecutive columns, which stay in registers: of [b, n] products only [b, n / GROUP]
-are written, in float32.
+are written, in float32. ``exact.largest_on`` decides whether this or the plain version runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from torch import Tensor
 from hardneg.kernels.triton.language import installed, interpreted, jit, tl
 
 ROWS, COLUMNS, WARPS, STAGES = 128, 64, 8, 4
-"""At most 96 KiB of shared memory and 128 registers: two programs run on a multiprocessor of an H100 or H200, and one
-multiplies while the other takes maxima."""
+"""Block sizes of the kernel.
+
+At most 96 KiB of shared memory and 128 registers: two programs run on a multiprocessor of an H100 or H200, and one
+multiplies while the other computes maxima.
+"""
 
 
 @jit
@@ -52,10 +55,19 @@ def _largest(
 def largest_of_groups(
     rows: Annotated[Tensor, "b d"], columns: Annotated[Tensor, "n d"], group: int
 ) -> Annotated[Tensor, "b w"]:
-    """The largest of the products of each row with the columns j, j + w, j + 2 w, ..., for w = n / group rounded up."""
+    """Compute the largest product of each row within groups of columns, as ``exact.largest_of_groups`` does.
+
+    Args:
+        rows: Vectors [b, d].
+        columns: Vectors [n, d].
+        group: Number of columns in a group.
+
+    Returns:
+        Maxima [b, w] in float32, w = n / group rounded up.
+    """
     (b, dim), n = rows.shape, len(columns)
     width = -(-n // group)
-    if interpreted:  # whose numbers are NumPy's, which has no bfloat16
+    if interpreted:  # the interpreter computes with NumPy, which has no bfloat16
         rows, columns = rows.float(), columns.float()
     out = torch.empty(b, width, device=rows.device)
     whole, features = dim <= 128, 128 if 64 < dim <= 128 else 64
@@ -67,7 +79,7 @@ def largest_of_groups(
 
 
 def can_run(device: torch.device) -> bool:
-    """Whether the kernel runs there: tensor cores of bfloat16, or the interpreter."""
+    """True if the kernel runs on the device: bfloat16 tensor cores, or the interpreter."""
     if device.type != "cuda":
         return interpreted
     return installed and torch.cuda.get_device_capability(device) >= (8, 0)

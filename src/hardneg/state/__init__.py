@@ -1,4 +1,10 @@
-"""State kept over steps: queue, bank, cache, chain, partition function, clusters, momentum encoder."""
+"""State that is kept over training steps: candidates from outside the batch, and statistics per instance.
+
+``stateful`` is the base class: all state in buffers, random draws from a seed and a step. ``pools`` has the queue and
+the bank, ``cache`` the negative cache, ``clusters`` the cluster of each instance. ``partition`` (SogCLR) and ``chain``
+(EMC2; its steps are in ``metropolis``, its kernels in ``triton/``) estimate the softmax over the data set. ``momentum``
+is MoCo's momentum encoder.
+"""
 
 from hardneg.state.cache import Cache as Cache
 from hardneg.state.chain import Chain as Chain

@@ -6,7 +6,7 @@ current parameters. With p+ the probability of the positive among itself and the
     (1 - p+) * (s_negative - s_positive)
 
 has the gradient of -log p+ in expectation, up to staleness. The authors' cache starts with zero vectors, which are
-negatives of score 0 until they are replaced; this one starts empty.
+negatives of score 0 until they are replaced; this one starts empty. ``papers.negative_cache`` calls ``cache_loss``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,27 @@ from hardneg.search.draws import draw
 from hardneg.state.stateful import Stateful, check_count, last_of_each
 
 EncodeRows = Callable[[Annotated[Tensor, "k"]], Annotated[Tensor, "k d"]]
-"""ids -> vectors of these items at the current parameters."""
+"""Function of ids [k] that returns the vectors of these items at the current parameters, [k, d]."""
 
 
 class Cache(Stateful):
     """Embeddings of up to ``capacity`` items, each with the step at which it was computed.
 
-    Pushing an item that is cached refreshes it; a new one takes a free place or that of the oldest embedding. Of
-    several rows with one id in a push the last one counts, and of more new items than the capacity the last ones.
+    Pushing an item that is cached refreshes it; a new item takes a free slot or replaces the oldest embedding. If a
+    push holds several rows with one id, the last one counts; if it holds more new items than the capacity, the last
+    ones stay.
 
-    >>> cache = Cache(capacity=2, dim=3)
-    >>> for item in (5, 6, 5, 7):
-    ...     cache.push(Keys(torch.ones(1, 3), torch.tensor([item])))
-    >>> sorted(cache.keys().ids.tolist())
-    [5, 7]
+    Args:
+        capacity: Largest number of items.
+        dim: Number of features.
+        seed: Seed of the draws.
+
+    Example:
+        >>> cache = Cache(capacity=2, dim=3)
+        >>> for item in (5, 6, 5, 7):
+        ...     cache.push(Keys(torch.ones(1, 3), torch.tensor([item])))
+        >>> sorted(cache.keys().ids.tolist())
+        [5, 7]
     """
 
     vectors: Tensor
@@ -58,12 +65,12 @@ class Cache(Stateful):
         self.register_buffer("computed_at", torch.full((capacity,), -1))  # -1: free
 
     def keys(self) -> Keys:
-        """The cached items, in the order of their slots."""
+        """Return the cached items in the order of their slots."""
         held = self.ids >= 0
         return Keys(self.vectors[held], self.ids[held], source="cache")
 
     def age(self) -> Annotated[Tensor, "n"]:
-        """How many steps ago each cached embedding was computed."""
+        """Return how many steps ago each cached embedding was computed."""
         return self.step - self.computed_at[self.ids >= 0]
 
     def __len__(self) -> int:
@@ -71,7 +78,14 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
-        """Fresh embeddings: refreshes those that are cached, and the others replace the oldest."""
+        """Store fresh embeddings: refresh cached items, and replace the oldest ones by new items.
+
+        Args:
+            keys: Vectors [n, d] with ids.
+
+        Raises:
+            ArgumentError: If ids are missing or the number of features differs.
+        """
         if keys.ids is None or keys.private or keys.dim != self.dim:
             what = f"vectors [n, {self.dim}] with ids"
             raise argument_error("Cache.push", what, "vectors", tuple(keys.vectors.shape))
@@ -89,7 +103,12 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def refresh(self, encode: EncodeRows, share: float) -> None:
-        """Encodes the oldest ``share`` of the cached items afresh: the budget rho of a step."""
+        """Encode the oldest items again; the budget rho of a step in the paper.
+
+        Args:
+            encode: Function of ids that returns vectors.
+            share: Share of the cached items to encode, in [0, 1].
+        """
         check_range("Cache.refresh", "share", share, 0.0, 1.0)
         held = (self.ids >= 0).nonzero().squeeze(1)
         budget = int(share * len(held) + 0.5)
@@ -105,12 +124,12 @@ class Cache(Stateful):
 
 @dataclass(frozen=True, eq=False)
 class CacheLoss:
-    """What a step against the cache gives."""
+    """The result of ``cache_loss``."""
 
     losses: Annotated[Tensor, "b"]
-    """The surrogate of each anchor, with the gradient; its value means nothing."""
+    """The surrogate of each anchor, which carries the gradient; its value is not meaningful."""
     real: Annotated[Tensor, "b"]
-    """-log p+, from stale scores."""
+    """The loss -log p+ of each anchor, from stale scores."""
     drawn: Annotated[Tensor, "b k"]
     """Columns of the drawn candidates, -1 where there was none."""
 
@@ -118,10 +137,20 @@ class CacheLoss:
 def retrieve(
     scores: Scores, k: int, generator: torch.Generator, how: str = "gumbel", negatives: Negatives = Tilt(1.0)
 ) -> Annotated[Tensor, "b k"]:
-    """Columns of k cached candidates per anchor: ``"gumbel"``, drawn from the weights; ``"top"``, the largest.
+    """Choose k cached candidates for each anchor.
 
-    One Gumbel-max draw is one draw from the softmax of the log-weights; Tilt(1.0) is the softmax of the scores. Several
-    are drawn with replacement, so that their plain mean is unbiased.
+    One Gumbel-max draw is one draw from the softmax of the log-weights; Tilt(1.0) gives the softmax of the scores.
+    Several draws are made with replacement, so that their plain mean is unbiased.
+
+    Args:
+        scores: Scores of b anchors against the cache.
+        k: Number of candidates per anchor.
+        generator: Random generator.
+        how: "gumbel" (drawn from the weights) or "top" (the largest weights).
+        negatives: The distribution to draw from.
+
+    Returns:
+        Columns [b, k]; -1 where there is no candidate.
     """
     check_among("retrieve", "how", how, ("gumbel", "top"))
     log_w = negatives.log_weights(scores)
@@ -142,10 +171,19 @@ def cache_loss(
     how: str = "gumbel",
     drawn: Annotated[Tensor, "b k"] | None = None,
 ) -> CacheLoss:
-    """(1 - p+) (mean of the drawn negatives' fresh scores - the positive's) of each anchor.
+    """Compute (1 - p+) * (mean of the drawn negatives' fresh scores - the positive's score) of each anchor.
 
-    The drawn items are encoded once each, with gradient, and their fresh embeddings go back into the cache. ``drawn``
-    gives the columns of ``cache.keys()``, if not to be drawn from the cache's seed and step.
+    Every drawn item is encoded once, with a gradient, and its fresh embedding is pushed to the cache.
+
+    Args:
+        anchors: The anchors, [b, d].
+        positives: The positive of each anchor, [b, d].
+        cache: The cache to draw from.
+        encode: Function of ids that returns vectors with a gradient.
+        temperature: Divides the similarities.
+        k: Number of draws per anchor.
+        how: "gumbel" or "top", see ``retrieve``.
+        drawn: Columns of ``cache.keys()`` [b, k], instead of draws from the cache's seed and step.
     """
     held = cache.keys()
     assert held.ids is not None

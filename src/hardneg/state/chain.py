@@ -9,10 +9,12 @@ in every view that can be a column, is proposable too: given T = C + {state}, ea
 been the one outside C, so a state with the global law is distributed as the softmax on T, and uniform proposals from T
 keep that.
 
-Where the authors' code and this differ: proposals are drawn with replacement (theirs sweep the batch in order, which
-does not keep the softmax; neither does a shuffled sweep), both scores are of the current parameters wherever the
-state's embedding is available (theirs keep the score of the last visit), visits outside the batch stay in the
-estimate, or at least in its normaliser, and each view of an instance has a chain (theirs share one state per image).
+Differences from the authors' code: proposals are drawn with replacement (theirs sweep the batch in order, which does
+not keep the softmax; neither does a shuffled sweep), both scores are of the current parameters wherever the state's
+embedding is available (theirs keep the score of the last visit), visits outside the batch stay in the estimate, or at
+least in its normaliser, and each view of an instance has a chain (theirs share one state per image).
+
+``losses.global_softmax.EMC2`` calls ``Chain.walk``.
 """
 
 from __future__ import annotations
@@ -31,41 +33,44 @@ from hardneg.state.metropolis import ChainBatch, ChainMemory, Visits, metropolis
 from hardneg.state.stateful import Stateful, Writes, check_count
 
 Draws = tuple[Annotated[Tensor, "b k"], Annotated[Tensor, "b k"]]
-"""Proposed columns (-1: none) and the logarithms of uniform numbers."""
+"""Proposed columns [b, k] (-1: none) and the logarithms of uniform numbers [b, k]."""
 _no_share = -1e30
-"""A log-weight that weighs nothing and still marks an anchor as one that has negatives."""
+"""A log-weight without any effect that still marks an anchor as one that has negatives."""
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What the chains of a batch did: where they stood after the burn-in, and how they moved."""
+    """The result of the chains of a batch: their visits after the burn-in, and how they moved."""
 
     log_visits: LogWeights
-    """Log of the visits of each candidate: the weights of ``surrogate``."""
+    """Log of the number of visits of each candidate: the weights of ``surrogate``."""
     log_norm: PerAnchor
-    """Log of all visits, also of those outside the candidates."""
+    """Log of the number of all visits, including those outside the candidates."""
     acceptance: PerAnchor
     """Share of the steps that moved."""
     outside: PerAnchor
-    """Share of the visits to a state without an embedding: in the normaliser, but without a gradient."""
+    """Share of the visits to a state without an embedding, which count in the normaliser but have no gradient."""
     age: PerAnchor
     """Batches since the score of the anchor's state was computed; NaN at its first visit."""
 
     def summary(self) -> dict[str, Tensor]:
-        """Means over the anchors, on the device."""
+        """Return the means of acceptance, outside and age over the anchors, on the device."""
         return {name: getattr(self, name).double().nanmean() for name in ("acceptance", "outside", "age")}
 
 
 class Chain(Stateful):
     """The state of one chain per instance and view: the id and view of its negative, and that negative's last scores.
 
-    burn_in: share of the steps of a batch that are walked but not counted.
-    num_views: anchors of one instance with chains of their own, such as its two augmentations; also how many columns
-        an instance has as a candidate.
-
     A state that is not among the candidates stays proposable with the scores of its views at the last visit. Of several
     rows with one id and view, each walks from the stored state with its own draws, and the last one's end is stored. In
     eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
+
+    Args:
+        num_instances: Size of the data set.
+        burn_in: Share of the steps of a batch that are walked but not counted.
+        num_views: Number of anchors per instance with a chain of their own, such as two augmentations; also the number
+            of columns that an instance has as a candidate.
+        seed: Seed of the draws.
     """
 
     state: Tensor
@@ -84,21 +89,21 @@ class Chain(Stateful):
         chains = num_instances * num_views
         self.register_buffer("state", torch.full((chains,), -1))  # -1: no state yet
         self.register_buffer("view", torch.zeros(chains, dtype=torch.int8))
-        # Of the state's views: -inf where one was not a candidate.
+        # Scores of the state's views; -inf where a view was not a candidate.
         self.register_buffer("log_score", torch.full((chains, num_views), NEVER, dtype=torch.float64))
         self.register_buffer("scored_at", torch.full((chains,), -1))
 
     def slots(self, ids: PerAnchor, views: PerAnchor | int = 0) -> PerAnchor:
-        """Where the chain of an anchor is kept; negative for an id that stands for no instance."""
+        """Return the index of each anchor's chain; negative for ids that stand for no instance."""
         ids = self.checked("Chain", ids, self.num_instances)
         return torch.where(ids >= 0, ids * self.num_views + views, -1)
 
     def states_of(self, slots: PerAnchor) -> PerAnchor:
-        """The ids of the negatives at which these chains stand, -1 for none."""
+        """Return the ids of the negatives at which these chains are, -1 for none."""
         return torch.where(slots >= 0, self.state[slots.clamp(min=0)], -1)
 
     def views_of(self, slots: PerAnchor) -> PerAnchor:
-        """Which view of that negative it is."""
+        """Return the view of that negative."""
         return self.view[slots.clamp(min=0)].long()
 
     @torch.no_grad()
@@ -111,11 +116,17 @@ class Chain(Stateful):
         num_steps: int | None = None,
         draws: Draws | None = None,
     ) -> Walk:
-        """Walks the chains of these anchors over the candidates, and remembers where they end.
+        """Walk the chains of these anchors over the candidates and store where they end.
 
-        views: the view of each candidate; unless given, candidates with one id are its views in their order.
-        num_steps: as many as the anchor with the most has candidates, unless given.
-        draws: proposals and log-uniforms, if not to be drawn from the seed and the step.
+        Args:
+            scores: Scores of b anchors against n candidates with ids.
+            slots: Index of each anchor's chain, [b].
+            views: View of each candidate; by default, candidates with one id are its views in their order.
+            num_steps: Number of steps; by default the largest number of valid candidates of an anchor.
+            draws: Proposals and log-uniforms, instead of draws from the seed and the step.
+
+        Raises:
+            ArgumentError: If the candidates have no ids.
         """
         ids = scores.candidate_tags.ids
         if ids is None:
@@ -132,7 +143,7 @@ class Chain(Stateful):
         return walk
 
     def log_uniforms(self, proposals: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k"]:
-        """The random numbers of this step, one for each proposal."""
+        """Return the log of the random numbers of this step, one for each proposal."""
         numbers: Tensor = self.uniforms(tuple(proposals.shape), 1)[0]
         return numbers.log()
 
@@ -151,9 +162,10 @@ class Chain(Stateful):
         return self._walked(batch, start, stored, (uniform_columns(allowed, numbers[0]), numbers[1].log()))
 
     def _start(self, batch: ChainBatch) -> tuple[PerAnchor, Annotated[Tensor, "b v"]]:
-        """The column at which each chain stands, -1 for none; those behind the candidates are the views of its state.
+        """Return the column at which each chain starts and the stored scores of its state's views.
 
-        And the scores of these: -inf where the state is a candidate.
+        A column is -1 for none; columns beyond the candidates are the views of the state. Stored scores are -inf where
+        the state is a candidate.
         """
         slots, state, view = batch.slots, self.states_of(batch.slots), self.views_of(batch.slots)
         start = self._column_of_state(batch, state[:, None], view[:, None])
@@ -164,7 +176,7 @@ class Chain(Stateful):
         return start, torch.where(here | stored.isnan(), NEVER, stored)
 
     def _column_of_state(self, batch: ChainBatch, state: Tensor, view: Tensor) -> PerAnchor:
-        """The candidate that is the chain's state, in the same view if that is there; -1 if it is not a candidate."""
+        """Return the candidate that is the chain's state, preferably in the same view; -1 if there is none."""
         same = (batch.ids == state) & (state >= 0) & batch.valid
         if not same.shape[1]:
             return torch.full_like(batch.slots, -1)
@@ -184,7 +196,7 @@ class Chain(Stateful):
         slots, counts = batch.slots, visits.counts[:, : batch.candidates.shape[1]]
         inside = counts.sum(-1)
         log_visits = torch.where(counts > 0, counts.log(), NEVER)
-        # All visits outside: the anchor has negatives, none of which is here. Its positive still pulls.
+        # If all visits were outside, the anchor has negatives, but none of them here. Its positive still pulls.
         silent = (inside == 0)[:, None] & batch.valid & (slots >= 0)[:, None]
         scored_at = self.scored_at[slots.clamp(min=0)]
         known = (slots >= 0) & (scored_at >= 0)
@@ -197,7 +209,7 @@ class Chain(Stateful):
         )
 
     def _store(self, batch: ChainBatch, end: Tensor) -> None:
-        """The end of each walk; one that ends outside the candidates keeps its id and scores as they were."""
+        """Store the end of each walk; one that ends outside the candidates keeps its id and scores."""
         slots, num_candidates = batch.slots, batch.candidates.shape[1]
         writes, at = Writes(slots), slots.clamp(min=0)
         writes.into(self.view, torch.where(end >= num_candidates, end - num_candidates, self.view[at]))
@@ -211,7 +223,7 @@ class Chain(Stateful):
         each = torch.arange(self.num_views, device=ids.device)[:, None, None]
         of_views = torch.where((ids == found) & (views == each), values, NEVER).amax(-1).T
         of_views = of_views.scatter(1, view, values.gather(1, column))
-        # A negative id stands for no instance: nothing could be looked up by it.
+        # An id beyond the instances (a row without an id) cannot be looked up later.
         found = torch.where(found < self.num_instances, found, -1)
         for buffer, new in ((self.state, found), (self.view, view), (self.scored_at, self.step.expand_as(found))):
             writes.into(buffer, torch.where(inside, new, buffer[at, None]).squeeze(1))
@@ -219,7 +231,7 @@ class Chain(Stateful):
 
 
 def _occurrence(ids: Annotated[Tensor, "b|1 n"]) -> Annotated[Tensor, "b|1 n"]:
-    """How many columns before each have the same id.
+    """Return how many earlier columns have the same id.
 
     >>> _occurrence(torch.tensor([[7, 3, 7, 7, 3]])).tolist()
     [[0, 0, 1, 2, 1]]
@@ -234,8 +246,8 @@ def _log_norm(batch: ChainBatch, num_counted: int) -> PerAnchor:
 
 
 def _kernels_for(batch: ChainBatch) -> Any | None:
-    """The module with the kernels, if they serve."""
-    if not batch.candidates.is_cuda:  # Triton, slow to import, is for a GPU
+    """Return the module with the kernels if they support this batch."""
+    if not batch.candidates.is_cuda:  # Triton is slow to import and needs a GPU
         return None
     from hardneg.state.triton import walks as triton_walks
 
@@ -243,10 +255,10 @@ def _kernels_for(batch: ChainBatch) -> Any | None:
 
 
 def _steps_for(values: Tensor) -> Callable[..., Visits]:
-    """One kernel on a GPU, a loop elsewhere: the same visits, to the bit."""
+    """Return the implementation of the steps: a kernel on a GPU, a loop elsewhere, with the same visits to the bit."""
     if values.is_cuda:
         from hardneg.state.triton import chain as triton_chain
 
-        if triton_chain.supports(values) is None:
+        if triton_chain.why_unsupported(values) is None:
             return triton_chain.walk
     return metropolis_hastings

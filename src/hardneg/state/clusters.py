@@ -1,4 +1,7 @@
-"""Cluster assignments by id, refreshed on request: what SameCluster, OtherCluster and Local Aggregation read."""
+"""Cluster assignments of all instances, recomputed on request.
+
+They are read by the distributions ``SameCluster`` and ``OtherCluster`` and by ``papers.local_aggregation``.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,21 @@ from hardneg.state.stateful import Stateful, check_count, check_ids
 
 
 class Clusters(Stateful):
-    """The cluster of each instance in each of several clusterings, [num_instances, num_runs].
+    """The cluster of each instance in one or several clusterings, [num_instances, num_runs].
 
-    Before the first refresh every instance is a cluster of its own, as in Local Aggregation's first batches.
+    Before the first refresh every instance is a cluster of its own, as in the first batches of Local Aggregation.
 
-    >>> clusters = Clusters(num_instances=4)
-    >>> clusters.refresh(Keys(torch.tensor([[0.0], [0.1], [5.0]]), torch.tensor([3, 0, 1])), num_clusters=2)
-    >>> same = clusters.of(torch.tensor([0, 1, 2, 3])).squeeze(1)
-    >>> bool(same[0] == same[3]), bool(same[0] == same[1]), bool(same[0] == same[2])
-    (True, False, False)
+    Args:
+        num_instances: Size of the data set.
+        num_runs: Number of clusterings, from different random rows.
+        seed: Seed of k-means.
+
+    Example:
+        >>> clusters = Clusters(num_instances=4)
+        >>> clusters.refresh(Keys(torch.tensor([[0.0], [0.1], [5.0]]), torch.tensor([3, 0, 1])), num_clusters=2)
+        >>> same = clusters.of(torch.tensor([0, 1, 2, 3])).squeeze(1)
+        >>> bool(same[0] == same[3]), bool(same[0] == same[1]), bool(same[0] == same[2])
+        (True, False, False)
     """
 
     assignments: Tensor
@@ -40,21 +49,31 @@ class Clusters(Stateful):
         self.register_buffer("assignments", own[:, None].repeat(1, num_runs))
 
     def of(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n r | b k r"]:
-        """The clusters of these instances, one column per clustering."""
+        """Return the clusters of these instances, with one column per clustering.
+
+        Raises:
+            ArgumentError: If an id is negative or too large.
+        """
         check_ids("Clusters", ids.flatten(), self.num_instances)
         if ids.numel() and int(ids.min()) < 0:
             raise argument_error("Clusters.of", "known ids; id -1 has no cluster", "ids.min()", int(ids.min()))
         return self.assignments[ids]
 
     def tag(self, keys: Keys) -> Keys:
-        """The same keys with their clusters."""
+        """Return the same keys with their clusters."""
         if keys.ids is None:
             raise ArgumentError("Clusters.tag", "keys with ids", "ids=None")
         return replace(keys, clusters=self.of(keys.ids))
 
     @torch.no_grad()
     def refresh(self, store: Bank | Keys, num_clusters: int, num_iterations: int = 100) -> None:
-        """Clusters the vectors again by k-means, once per run from different random rows."""
+        """Cluster the vectors again by k-means, once per clustering.
+
+        Args:
+            store: A bank, or keys with ids; instances without a vector keep their clusters.
+            num_clusters: Number of clusters, at most the number of vectors.
+            num_iterations: Largest number of iterations.
+        """
         keys = store.keys() if isinstance(store, Bank) else store
         ids = check_ids("Clusters.refresh", keys.ids, self.num_instances)
         if num_clusters < 1 or num_clusters > len(keys):

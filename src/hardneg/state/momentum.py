@@ -1,4 +1,4 @@
-"""The momentum encoder of MoCo: a slow copy of the encoder that makes the keys."""
+"""The momentum encoder of MoCo: a slowly moving copy of the encoder that computes the keys."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from hardneg.core.schedules import Number, value_of
 
 
 class MomentumEncoder(AveragedModel):
-    """parameters <- momentum * parameters + (1 - momentum) * the encoder's, without a gradient.
+    """A slow copy of an encoder: parameters <- momentum * parameters + (1 - momentum) * the encoder's, no gradient.
 
-    MoCo v2: ``momentum=0.999``. v3: ``momentum=cosine(0.99, 1.0)`` with ``total`` steps. Call
-    ``update_parameters(encoder)`` after each optimiser step. Buffers (BatchNorm's statistics) stay the copy's own.
+    Call ``update_parameters(encoder)`` after each optimiser step. Buffers (BatchNorm's statistics) remain the copy's
+    own.
 
     torch's AveragedModel copies the encoder at its first update, which would lose the first step; here the copy at
-    construction counts as that, and ``n_averaged``, a buffer, counts the steps from 1.
+    construction counts as that update, and ``n_averaged``, a buffer, counts the steps from 1.
 
-    >>> encoder = nn.Linear(2, 2)
-    >>> slow = MomentumEncoder(encoder, momentum=0.9)
-    >>> with torch.no_grad():
-    ...     before = encoder.weight.clone()
-    ...     _ = encoder.weight.add_(1.0)
-    >>> slow.update_parameters(encoder)
-    >>> torch.allclose(slow.module.weight, before + 0.1)
-    True
+    Args:
+        encoder: The encoder to copy.
+        momentum: Share of the old parameters; MoCo v2 has 0.999, v3 ``cosine(0.99, 1.0)`` with ``total`` steps.
+        total: Number of steps, for schedules.
+
+    Example:
+        >>> encoder = nn.Linear(2, 2)
+        >>> slow = MomentumEncoder(encoder, momentum=0.9)
+        >>> with torch.no_grad():
+        ...     before = encoder.weight.clone()
+        ...     _ = encoder.weight.add_(1.0)
+        >>> slow.update_parameters(encoder)
+        >>> torch.allclose(slow.module.weight, before + 0.1)
+        True
     """
 
     def __init__(self, encoder: nn.Module, momentum: Number = 0.999, total: int | None = None) -> None:
@@ -36,14 +42,16 @@ class MomentumEncoder(AveragedModel):
         super().__init__(encoder)  # type: ignore[no-untyped-call]
         self.momentum, self.total = momentum, total
         self.n_averaged.add_(1)
-        self._updates: int | None = 0  # n_averaged - 1 without asking the GPU; None: ask it once
+        self._updates: int | None = 0  # n_averaged - 1, known without waiting for the GPU; None: read it once
         self.requires_grad_(False)
 
     def momentum_at(self, step: int) -> float:
+        """Return the momentum at a step."""
         return value_of(self.momentum, step, self.total)
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
+        """Move the parameters of the copy towards those of the encoder."""
         if self._updates is None:
             self._updates = int(self.n_averaged) - 1
         slow: list[Tensor] = list(self.module.parameters())

@@ -1,10 +1,10 @@
-"""SogCLR (Yuan et al. 2022): a running normaliser per instance, so that a small batch knows the global one.
+"""SogCLR (Yuan et al. 2022): a running normaliser per instance, which gives a small batch the scale of the data set.
 
     g_i = mean_j e^(s_ij)        u_i <- (1 - gamma) u_i + gamma g_i        weight of candidate j: e^(s_ij) / (n u_i)
 
-Kept as log u, so that no temperature overflows. Where the authors' code and this differ: an instance's first visit sets
-u_i = g_i, for each instance by itself (theirs only when the whole batch is new; otherwise u_i = gamma g_i, and the
-weights are 1 / gamma too large), and u is a buffer (theirs is lost on resume).
+It is stored as log u, so that no temperature overflows. Differences from the authors' code: the first visit of an
+instance sets u_i = g_i, for each instance separately (theirs only when the whole batch is new; otherwise u_i = gamma
+g_i, and the weights are 1 / gamma too large), and u is a buffer (theirs is lost on resume).
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from hardneg.state.stateful import Stateful, Writes, check_count
 
 
 class Partition(Stateful):
-    """log u_i of each instance: num_instances numbers.
+    """The running normaliser log u_i of each instance.
 
-    Rows of one id (two views, or an instance that is twice in the batch) share u_i: each weighs its candidates with its
-    own update of the old value, and the mean of these updates is stored. In eval mode nothing is stored.
+    Rows with one id (two views, or an instance that is twice in the batch) share u_i: each weighs its candidates with
+    its own update of the old value, and the mean of these updates is stored. In eval mode nothing is stored.
 
-    >>> from hardneg import Tilt, Uniform, surrogate, two_views
-    >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
-    >>> partition, scores = Partition(num_instances=100), two_views(z1, z2, 0.1, ids=torch.arange(8))
-    >>> log_norm = partition(scores, Uniform().log_weights(scores))
-    >>> surrogate(scores, Tilt(1.0).log_weights(scores), log_norm=log_norm).shape
-    torch.Size([16, 1])
+    Args:
+        num_instances: Size of the data set.
+        gamma: Share of the new value.
+
+    Example:
+        >>> from hardneg import Tilt, Uniform, surrogate, two_views
+        >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
+        >>> partition, scores = Partition(num_instances=100), two_views(z1, z2, 0.1, ids=torch.arange(8))
+        >>> log_norm = partition(scores, Uniform().log_weights(scores))
+        >>> surrogate(scores, Tilt(1.0).log_weights(scores), log_norm=log_norm).shape
+        torch.Size([16, 1])
     """
 
     log_u: Tensor
@@ -49,12 +54,14 @@ class Partition(Stateful):
 
     @torch.no_grad()
     def forward(self, scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b"]:
-        """log(n u_i) of each anchor, updated with this batch: the ``log_norm`` of ``surrogate``.
+        """Update log u with a batch and return log(n u_i) of each anchor, the ``log_norm`` of ``surrogate``.
 
-        ``log_w`` says which candidates are averaged, and how; n is the size of its support.
+        Args:
+            scores: Scores of b anchors with ids.
+            log_w: Log-weights [b, n] of the candidates in the mean; n is the number of candidates with a weight.
         """
         ids = scores.anchor_tags.ids
-        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # of a row that is no instance
+        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # such rows are no instances
         ids = self.checked("Partition", ids, self.num_instances).to(self.log_u.device)
         log_g = log_expect_exp(scores.candidates.double(), log_w.double())
         log_u = self._mixed(self._of(ids), log_g)
@@ -66,6 +73,7 @@ class Partition(Stateful):
 
     @property
     def visited(self) -> Annotated[Tensor, "num_instances"]:
+        """True for the instances that were in a batch."""
         return self.log_u != NEVER
 
     def _of(self, ids: Tensor) -> Tensor:
@@ -75,7 +83,7 @@ class Partition(Stateful):
         keep = math.log1p(-self.gamma) if self.gamma < 1.0 else NEVER
         take = math.log(self.gamma) if self.gamma > 0.0 else NEVER
         mixed = torch.logaddexp(keep + old, take + log_g)
-        # A row without a negative has log g = -inf and says nothing about u.
+        # A row without a negative has log g = -inf and does not change u.
         return torch.where(old == NEVER, log_g, torch.where(log_g == NEVER, old, mixed))
 
     def _store(self, ids: Tensor, log_u: Tensor) -> None:

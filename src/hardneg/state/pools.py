@@ -1,7 +1,8 @@
-"""Candidates from outside the batch: a queue of recent keys, a bank with one vector per instance.
+"""Candidates from outside the batch: ``Queue`` holds recent keys, ``Bank`` one vector per instance.
 
-Both start empty: no random vectors stand in as negatives. Both hand out copies, so pushing between the loss and its
-backward pass is safe, and both are the same on all ranks if all push the same keys (``core.distributed.gather``).
+Both start empty: no random vectors stand in as negatives. Both return copies, so pushing between the loss and its
+backward pass is safe, and both are the same on all ranks if all push the same keys (``core.distributed.gather``). Pass
+them to a loss as ``pool=``.
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ _chunk = 2**24
 class Queue(Stateful):
     """First in, first out: the keys of the last batches (MoCo).
 
-    Takes any batch size, also one that does not divide the capacity; of more rows than the capacity the last ones stay.
-    Rows pushed without ids get id -1 and match nothing. Labels come back only when every row in the queue has one.
-    Vectors are kept in float32, or wider if wider ones are pushed, unless ``dtype`` says otherwise.
+    Accepts any batch size, also one that does not divide the capacity; of more rows than the capacity, the last ones
+    stay. Rows pushed without ids get id -1 and match nothing. Labels are only returned when every row in the queue has
+    one.
 
-    >>> queue = Queue(capacity=4, dim=2)
-    >>> len(queue.keys())
-    0
-    >>> queue.push(Keys(torch.eye(2), ids=torch.tensor([7, 8])))
-    >>> queue.keys().ids.tolist()
-    [7, 8]
+    Args:
+        capacity: Largest number of rows.
+        dim: Number of features.
+        source: Name of the source, for distributions such as ``From``.
+        dtype: Type of the vectors; by default float32, or wider once wider vectors are pushed.
+
+    Example:
+        >>> queue = Queue(capacity=4, dim=2)
+        >>> len(queue.keys())
+        0
+        >>> queue.push(Keys(torch.eye(2), ids=torch.tensor([7, 8])))
+        >>> queue.keys().ids.tolist()
+        [7, 8]
     """
 
     vectors: Tensor
@@ -58,7 +66,7 @@ class Queue(Stateful):
         self.register_buffer("head", torch.tensor(0))  # slot of the next row
 
     def keys(self) -> Keys:
-        """The rows held, in the order of their slots."""
+        """Return the rows in the order of their slots."""
         count = len(self)
         every, some = self.looked_up("labelled", _all_and_any)
         # True for an empty queue, too, so that OtherLabel accepts it.
@@ -72,7 +80,11 @@ class Queue(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys | Annotated[Tensor, "n d"]) -> None:
-        """Adds rows, which replace the oldest ones."""
+        """Add rows, which replace the oldest ones.
+
+        Args:
+            keys: Vectors [n, d], or Keys with ids and labels.
+        """
         keys = _shared("Queue.push", keys, self.dim)
         rows = min(len(keys), self.capacity)
         head = self.number("head")
@@ -92,7 +104,7 @@ class Queue(Stateful):
         self.set_number("count", min(len(self) + rows, self.capacity))
 
     def age(self) -> Annotated[Tensor, "n"]:
-        """How many pushes ago each row came in; 0 for those of the last push."""
+        """Return how many pushes ago each row was added; 0 for those of the last push."""
         return self.step - self.pushed_at[: len(self)]
 
     def __len__(self) -> int:
@@ -100,18 +112,27 @@ class Queue(Stateful):
 
 
 class Bank(Stateful):
-    """One vector per instance, by id: instance discrimination, CMC, Local Aggregation, the store for a graph.
+    """One vector per instance, by id: for instance discrimination, CMC, Local Aggregation and graphs.
 
-    A push sets an instance's vector at its first visit and afterwards to unit(momentum * old + (1 - momentum) * new)
-    (``normalize=False`` leaves the norms alone). Of several rows with one id in a push the last one counts. ``keys``
-    gives the instances visited so far.
+    The first push sets an instance's vector; later ones set it to unit(momentum * old + (1 - momentum) * new). If a
+    push holds several rows with one id, the last one counts.
 
-    >>> bank = Bank(num_instances=5, dim=2, momentum=0.5)
-    >>> bank.push(Keys(torch.eye(2), ids=torch.tensor([4, 0])))
-    >>> bank.keys().ids.tolist()
-    [0, 4]
-    >>> bank.draw(torch.tensor([4]), k=2).ids.tolist()
-    [[0, 0]]
+    Args:
+        num_instances: Size of the data set.
+        dim: Number of features.
+        momentum: Share of the old vector, in [0, 1).
+        normalize: Whether to bring the stored vectors to unit norm.
+        source: Name of the source, for distributions such as ``From``.
+        seed: Seed of the draws.
+        dtype: Type of the vectors; by default float32, or wider once wider vectors are pushed.
+
+    Example:
+        >>> bank = Bank(num_instances=5, dim=2, momentum=0.5)
+        >>> bank.push(Keys(torch.eye(2), ids=torch.tensor([4, 0])))
+        >>> bank.keys().ids.tolist()
+        [0, 4]
+        >>> bank.draw(torch.tensor([4]), k=2).ids.tolist()
+        [[0, 0]]
     """
 
     vectors: Tensor
@@ -146,14 +167,18 @@ class Bank(Stateful):
 
     @property
     def visited(self) -> Annotated[Tensor, "num_instances"]:
+        """True for the instances that were pushed."""
         return self.pushed_at >= 0
 
     def keys(self) -> Keys:
-        """All instances visited so far, in the order of their ids."""
+        """Return all instances visited so far, in the order of their ids."""
         return self.of(self.visited.nonzero().squeeze(1))
 
     def of(self, ids: Annotated[Tensor, "n | b k"]) -> Keys:
-        """The vectors of these instances, [n, d] or [b, k, d]; one not visited, or a negative id, is 0 with id -1."""
+        """Return the vectors of these instances, [n, d] or [b, k, d].
+
+        An instance that was not visited, or a negative id, has a zero vector and id -1.
+        """
         vectors, known = self.vectors_of(ids)
         slots, labels = ids.clamp(min=0), None
         if self.looked_up("labelled", _all_and_any)[1]:
@@ -161,17 +186,21 @@ class Bank(Stateful):
         return Keys(vectors, torch.where(known, ids, -1), labels, source=self.source)
 
     def vectors_of(self, ids: Annotated[Tensor, "n | b k"]) -> tuple[Tensor, Tensor]:
-        """The vectors of these instances, 0 for one that is not known, and which are."""
+        """Return the vectors of these instances (0 for unknown ones), and which are known."""
         known = self.knows(ids)
         return self.vectors[ids.clamp(min=0)] * known[..., None], known
 
     def knows(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n | b k"]:
-        """Which of these instances were visited; not a negative id."""
+        """Return which of these instances were visited; False for negative ids."""
         return (ids >= 0) & self.visited[ids.clamp(min=0)]
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
-        """Updates the instances of these rows; a row with a negative id is left out."""
+        """Update the instances of these rows; rows with a negative id are skipped.
+
+        Args:
+            keys: Vectors [n, d] with ids.
+        """
         keys = _shared("Bank.push", keys, self.dim)
         ids = self.checked("Bank.push", keys.ids, self.num_instances).to(self.pushed_at.device)
         if (wide := _wide_enough(self.vectors, keys.vectors, self.dtype)) != self.vectors.dtype:
@@ -191,16 +220,26 @@ class Bank(Stateful):
     def draw(
         self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
     ) -> Keys:
-        """K instances for each anchor, uniform over the visited ones other than itself; [b, k, d]."""
+        """Draw k instances for each anchor, uniformly from the other visited ones, as private candidates [b, k, d].
+
+        The arguments are those of ``draw_ids``.
+        """
         return self.of(self.draw_ids(ids, k, replace=replace, generator=generator))
 
     def draw_ids(
         self, ids: Annotated[Tensor, "b"], k: int, *, replace: bool = True, generator: torch.Generator | None = None
     ) -> Annotated[Tensor, "b k"]:
-        """The ids of k instances for each anchor, uniform over the visited ones other than itself.
+        """Draw the ids of k instances for each anchor, uniformly from the other visited ones.
 
-        Without a generator the draw comes from the bank's seed and step, which it advances. Where an anchor has fewer
-        than k others to draw without replacement, or none at all, k becomes what every anchor has.
+        Args:
+            ids: Ids of the anchors, [b].
+            k: Number of draws per anchor. If some anchor has fewer others (without replacement), or none at all, k
+                becomes the number that every anchor has.
+            replace: Whether to draw with replacement.
+            generator: Random generator; by default the bank's seed and step, which the call advances.
+
+        Returns:
+            Ids [b, k].
         """
         k = check_count("Bank.draw", "k", k)
         self.checked("Bank.draw", ids, self.num_instances)
@@ -217,7 +256,7 @@ class Bank(Stateful):
         return pool[index].to(self.pushed_at.device)
 
     def age(self) -> Annotated[Tensor, "n"]:
-        """How many pushes ago each visited instance was last updated."""
+        """Return how many pushes ago each visited instance was last updated."""
         return self.pushes - 1 - self.pushed_at[self.visited]
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
-"""Base of the stateful classes: randomness from a seed and a step, and updates by id with a rule for duplicates.
+"""Base class of the stateful modules: randomness from a seed and a step, and updates by id with a rule for duplicates.
 
-A step of training must not wait for the GPU, which would then wait for the launches of the rest of the step. So what
-the host needs of a buffer is looked up only after a change from outside, and rows are chosen without counting them.
+A training step must not wait for the GPU, which would then wait for the launches of the rest of the step. So the values
+of buffers that the host needs are cached and read again only after a change from outside (``looked_up``), and rows are
+selected without counting them (``Writes``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ Kept = TypeVar("Kept")
 
 
 class Stateful(nn.Module):
-    """All state in buffers, so that ``state_dict`` is complete, its randomness included.
+    """A module with all state in buffers, so that ``state_dict`` is complete, including its randomness.
 
-    Draws come from a generator made of the seed and the step, both buffers: a restored module draws what the saved one
-    would have drawn, on any device. ``precise`` buffers keep their dtype when the module is sent to half precision;
-    ``widening`` ones take the dtype of what is loaded. ``shown`` are the attributes of its repr.
+    Random numbers come from a generator built from the seed and the step, both buffers: a restored module draws what
+    the saved one would have drawn, on any device.
+
+    Attributes:
+        precise: Buffers that keep their dtype when the module is converted to half precision.
+        widening: Buffers that adopt the dtype of a loaded state.
+        shown: Attributes in ``repr``.
     """
 
     precise: ClassVar[tuple[str, ...]] = ()
@@ -42,27 +47,30 @@ class Stateful(nn.Module):
         self.register_buffer("step", torch.tensor(0))
 
     def generator(self, stream: int = 0) -> torch.Generator:
-        """The randomness of this step; different streams are independent."""
+        """Return the random generator of this step; different streams are independent."""
         return generator_at(self.number("seed"), self.number("step"), stream)
 
     @outside_graphs
     def uniforms(self, shape: tuple[int, ...], *streams: int) -> list[Tensor]:
-        """float64 numbers in [0, 1) of this step, made on the device from its buffers: on a GPU, as a CPU's, they would
-        take longer than the rest of a step of EMC2, and a graph would repeat them. Different streams are independent.
+        """Return float64 numbers in [0, 1) of this step, one tensor per stream; different streams are independent.
+
+        They are computed on the device from its buffers: drawn on a CPU they would take longer than the rest of a step
+        of EMC2, and a graph would repeat them.
         """
         return [uniforms_at(self.seed, self.step, stream, shape) for stream in streams]
 
     def number(self, name: str) -> int:
-        """The number in a buffer."""
+        """Return the number in a buffer."""
         return self.looked_up(name, int)
 
     def set_number(self, name: str, value: int) -> None:
+        """Write a number to a buffer and to the cache of the host."""
         buffer: Tensor = getattr(self, name)
         buffer.fill_(value)
         self._looked_up[name] = buffer, buffer._version, value
 
     def looked_up(self, name: str, read: Callable[[Tensor], Kept]) -> Kept:
-        """What ``read`` finds in a buffer; read again only after something else than ``set_number`` has changed it."""
+        """Return ``read(buffer)``, cached until something other than ``set_number`` changes the buffer."""
         buffer: Tensor = getattr(self, name)
         seen = self._looked_up.get(name)
         if seen is None or seen[0] is not buffer or seen[1] != buffer._version:
@@ -72,17 +80,17 @@ class Stateful(nn.Module):
 
     @outside_graphs
     def advance(self) -> None:
-        """The next step. It is counted on the device, and on the host if it is known there."""
+        """Advance the step, on the device and, if it is cached there, on the host."""
         seen, before = self._looked_up.get("step"), self.step._version
         self.step += 1
         if seen is not None and seen[0] is self.step and seen[1] == before:
             self._looked_up["step"] = self.step, self.step._version, seen[2] + 1
 
     def checked(self, who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-        """``check_ids``; on a GPU at calls 1, 2, 4, 8 ... only. A wrong id also fails in the kernel that uses it, or
-        makes the loss NaN.
+        """Check the ids as ``check_ids`` does; on a GPU only at calls 1, 2, 4, 8 ..., because a check waits for it.
 
-        Inside torch.compile it is not looked at.
+        Between these calls a wrong id fails in the kernel that uses it, or makes the loss NaN. Inside torch.compile
+        nothing is checked.
         """
         if isinstance(ids, Tensor) and torch.compiler.is_compiling():
             return ids
@@ -93,14 +101,15 @@ class Stateful(nn.Module):
         return check_ids(who, ids, num_instances)
 
     def check_next(self) -> None:
-        """The ids of the next call are looked at, also on a GPU."""
+        """Check the ids at the next call, also on a GPU."""
         self._calls = 0
 
     def extra_repr(self) -> str:
+        """Return the attributes in ``shown``."""
         return ", ".join(f"{name}={getattr(self, name)}" for name in self.shown)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was looked up: the versions of a copy's buffers count from the beginning."""
+        """Return the state without cached values: the versions of a copy's buffers count from the beginning."""
         return {**self.__dict__, "_looked_up": {}}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -108,7 +117,7 @@ class Stateful(nn.Module):
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in values.items():
             after = getattr(self, name)
-            if after.dtype != before.dtype:  # a cast: taken back from the value before it, on the new device
+            if after.dtype != before.dtype:  # a cast: restore the value from before it, on the new device
                 setattr(self, name, before.to(after.device))
         return moved
 
@@ -121,19 +130,21 @@ class Stateful(nn.Module):
 
 
 def last_of_each(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
-    """True at the last row of each slot: of rows that would write to one place, the last one does. Negative: never.
+    """Return True at the last row of each slot, the one whose write counts; False for negative slots.
 
-    >>> last_of_each(torch.tensor([4, 7, 4, -1])).tolist()
-    [False, True, True, False]
+    Example:
+        >>> last_of_each(torch.tensor([4, 7, 4, -1])).tolist()
+        [False, True, True, False]
     """
     return (last_rows(slots) == torch.arange(len(slots), device=slots.device)) & (slots >= 0)
 
 
 def last_rows(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
-    """For each row the last one that has the same slot.
+    """Return the last row that has the same slot, for each row.
 
-    >>> last_rows(torch.tensor([4, 7, 4, -1])).tolist()
-    [2, 1, 2, 3]
+    Example:
+        >>> last_rows(torch.tensor([4, 7, 4, -1])).tolist()
+        [2, 1, 2, 3]
     """
     in_order, order = slots.sort(stable=True)
     ends = torch.searchsorted(in_order, in_order, right=True) - 1
@@ -141,12 +152,16 @@ def last_rows(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
 
 
 class Writes:
-    """Rows that are written to slots: of several rows with one slot the last one is, and one with a negative is not.
+    """Writes rows to slots of a buffer: of several rows with one slot the last one counts; negative slots are skipped.
 
-    >>> buffer, writes = torch.zeros(3), Writes(torch.tensor([2, 0, 2, -1]))
-    >>> writes.into(buffer, torch.tensor([5.0, 6.0, 7.0, 8.0]))
-    >>> buffer.tolist()
-    [6.0, 0.0, 7.0]
+    Args:
+        slots: The slot of each row, [b].
+
+    Example:
+        >>> buffer, writes = torch.zeros(3), Writes(torch.tensor([2, 0, 2, -1]))
+        >>> writes.into(buffer, torch.tensor([5.0, 6.0, 7.0, 8.0]))
+        >>> buffer.tolist()
+        [6.0, 0.0, 7.0]
     """
 
     def __init__(self, slots: Annotated[Tensor, "b"]) -> None:
@@ -161,13 +176,29 @@ class Writes:
         self.rows = torch.where(real, self.last, self.last[other])
 
     def into(self, buffer: Tensor, values: Annotated[Tensor, "b ..."]) -> None:
-        """``values`` has a row for each slot, of which those of ``rows`` are written."""
+        """Write the rows to their slots.
+
+        Args:
+            buffer: The buffer to write to.
+            values: One row per slot, [b, ...].
+        """
         new = values.to(buffer)[self.rows]
         buffer[self.slots] = torch.where(self.any, new, buffer[self.slots])
 
 
 def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
-    """The ids, if each is below num_instances; negative: no instance. Costs one synchronisation on a GPU."""
+    """Return the ids if each is below num_instances; negative ids stand for no instance.
+
+    Costs one synchronisation on a GPU.
+
+    Args:
+        who: Name of the caller, for errors.
+        ids: Ids [b].
+        num_instances: Size of the data set.
+
+    Raises:
+        ArgumentError: If the ids are no tensor, or one is too large.
+    """
     if not isinstance(ids, Tensor):
         got = "ids=None" if ids is None else f"ids of {type(ids).__name__}"
         raise ArgumentError(who, "the ids of the rows as a tensor", got, "pass the positions in the data set")

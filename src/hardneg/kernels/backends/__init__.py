@@ -1,1 +1,1 @@
-"""Backends of the row engine, one file each; ``tilted`` is a shortcut of the first two for uniform and tilted views."""
+"""The backends of the row engine; ``kernels.engine`` defines their contract and chooses one."""

@@ -1,4 +1,4 @@
-"""Dense matrices [b, n]: every distribution, every objective, and inside torch.compile."""
+"""The dense backend: matrices [b, n] for every distribution and every objective, also inside torch.compile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from hardneg.negatives.base import Negatives
 
 
 class Dense:
-    """The sweep of one tile: scores and log-weights of all pairs at once."""
+    """Computes the scores and log-weights of all pairs at once."""
 
     def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
-        """Return None: matrices work for everything."""
+        """Return None: matrices work for every distribution and objective."""
         return None
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-        """Compute the statistics from matrices; label positives are among the positives of the result."""
+        """Compute the statistics from matrices; label positives are among the positives of the result.
+
+        Uniform and tilted negatives of views go through ``tilted``, which has fewer operations.
+        """
         form = tilted.dense_form(pairing, negatives, objective)
         if form is not None:
             return tilted.dense_rows(pairing, form)

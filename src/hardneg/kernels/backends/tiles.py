@@ -1,6 +1,7 @@
-"""Tiles: any distribution, any objective, any device, without a [b, n] tensor.
+"""The streamed backend for any distribution, objective and device, without a [b, n] tensor.
 
-Bounds, then row statistics, then positives by label, each a sweep over tiles. Memory is that of a few tiles.
+It computes bounds, then row statistics, then positives by label, each in a sweep over tiles; memory is that of a few
+tiles. ``plan`` cuts the tiles and ``passes`` has the sweeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from hardneg.negatives.base import Negatives, not_pointwise
 
 @dataclass(frozen=True)
 class Tiles:
-    """A sweep over many tiles. ``tile``: their rows and columns; None chooses them by device and memory."""
+    """Computes the statistics in sweeps over tiles.
+
+    Attributes:
+        tile: Rows and columns of a tile; None chooses them by device and memory.
+    """
 
     tile: tuple[int, int] | None = None
 
@@ -34,7 +39,7 @@ class Tiles:
         return None if streamable(negatives) else f"{negatives!r} needs whole rows"
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-        """Sweep the bounds, then the statistics; positives by label are swept when the loss asks for them."""
+        """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them."""
         check_streamable(negatives)
         form = None if self.tile else tilted.symmetric_form(pairing, negatives, objective)
         if form is not None:
@@ -51,7 +56,10 @@ class Tiles:
 
 
 def _own_scores(pairing: Pairing, ready: Pairing) -> Annotated[Tensor, "b p"]:
-    """Score two views from the halves of the rows: a copy of the positives would be kept for the backward pass."""
+    """Score the own positives; for two views from the halves of the rows.
+
+    A copy of the positives would be kept for the backward pass.
+    """
     if pairing.num_views != 2:
         return ready.positive_scores()
     first, second = ready.anchors.vectors.chunk(2)
@@ -82,16 +90,21 @@ def _sum_promoted(plan: SweepPlan, pairing: Pairing, row: Row, objective: Object
 
 
 def check_streamable(negatives: Negatives) -> None:
-    """Raises, by name, for a factor that needs whole rows, or the gradient of a bound that has none in tiles."""
+    """Raise for a factor that needs whole rows, or for a bound whose gradient cannot be computed in tiles.
+
+    Raises:
+        ArgumentError: With the name of the factor and a fix.
+    """
     for factor in negatives.factors:
         if not factor.pointwise:
             raise not_pointwise(factor, "a streamed loss (impl='streamed')")
         for name in dense_only(factor):
-            what = f"a Largest as bound {name!r} with grad=True in a streamed loss"
+            what = f"a bound of type Largest for {name!r} with grad=True in a streamed loss"
             raise ArgumentError(type(factor).__name__, what, type(factor.bounds()[name]).__name__, "use impl='dense'")
 
 
 def streamable(negatives: Negatives) -> bool:
+    """True if every factor works on tiles, with its gradients."""
     return all(factor.pointwise and not dense_only(factor) for factor in negatives.factors)
 
 

@@ -1,7 +1,8 @@
-"""Uniform and tilted negatives of views: whole rows in few operations, with gradients of their own.
+"""A shortcut for uniform and tilted negatives of views: whole rows in few operations, with handwritten gradients.
 
-``_Tilted`` is the dense loss on any device: small batches cost as much as their operations. ``_Symmetric`` is the
-streamed loss on a CPU, of normalised views that are anchors and candidates.
+``_Tilted`` computes the dense loss on any device, because the time of small batches is that of their operations.
+``_Symmetric`` computes the streamed loss on a CPU if normalised views are both anchors and candidates. ``dense_form``
+and ``symmetric_form`` decide whether the shortcut applies; the dense and tiles backends call them.
 """
 
 from __future__ import annotations
@@ -32,22 +33,32 @@ from hardneg.core.tiles import NEVER, num_others, other_id
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
-KNOWN = (LogMean, Support)
+TILTED_STATISTICS = (LogMean, Support)
 """The statistics that are computed here."""
 BLOCK = 2**20
-"""Scores of a block of rows, 4 MiB in float32, where that is at least FEWEST_ROWS."""
-FEWEST_ROWS = 64
-MOST_COLUMNS = 2**18
-"""Above, blocks of so many rows would take more memory than tiles."""
-MOST_BITS = 64.0
-"""Between the largest and the smallest term of sums with one shift for all rows. A coefficient may be as large, so
-that gradients from above have half of float32's range left."""
+"""Scores of a block of rows (4 MiB in float32), as long as that is at least MIN_BLOCK_ROWS rows."""
+MIN_BLOCK_ROWS = 64
+"""Smallest number of rows of a block."""
+MAX_COLUMNS = 2**18
+"""Largest number of candidates: above, blocks of MIN_BLOCK_ROWS rows would take more memory than tiles."""
+MAX_BITS = 64.0
+"""Largest ratio, in bits, of the terms of sums with one shift for all rows.
+
+A coefficient may be as large, so that upstream gradients have half of float32's range left.
+"""
 
 
 def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
     """Return the tilt if ``dense_rows`` computes it: all other instances of a batch of views, weighted by e^(beta s).
 
-    None for anything else: labels, guides, bands, windows, several pools, other statistics, compilers.
+    Args:
+        pairing: The anchors, positives and candidates of the batch.
+        negatives: The distribution of negatives.
+        objective: The objective, for the statistics that it declares.
+
+    Returns:
+        The closed form; None for anything else: labels, guides, bands, windows, several pools, other statistics,
+        compilers.
     """
     if not pairing.num_views or len(pairing.candidates) > 1 or pairing.label_positives or pairing.guide is not None:
         return None
@@ -55,7 +66,7 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
         return None
     anchors, (candidates,) = pairing.anchors, pairing.candidates
     temperature, n = known_number(pairing.temperature), candidates.vectors.shape[0]
-    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one is refused elsewhere
+    if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one raises elsewhere
         return None
     if anchors.ids is None or candidates.ids is None:
         return None
@@ -64,23 +75,32 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
     form = negatives.closed_form()
     if form is None or form.other_labels or form.banded or form.window is not None:
         return None
-    return form if all(type(each) in KNOWN for each in objective.statistics().values()) else None
+    return form if all(type(each) in TILTED_STATISTICS for each in objective.statistics().values()) else None
 
 
 def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
-    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates."""
-    small = pairing.num_candidates <= MOST_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
+    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates.
+
+    None as for ``dense_form``, for more than ``MAX_COLUMNS`` candidates, and if the exponents spread over more than
+    ``MAX_BITS``. The arguments are those of ``dense_form``.
+    """
+    small = pairing.num_candidates <= MAX_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
     if not (small and pairing.itself and pairing.normalize and not pairing.ready):
         return None
     form = dense_form(pairing, negatives, objective)
     if form is None:
         return None
     bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / float(pairing.temperature)
-    return form if bits < MOST_BITS else None
+    return form if bits < MAX_BITS else None
 
 
 def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
-    """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device."""
+    """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device.
+
+    Args:
+        pairing: A pairing for which ``dense_form`` returns a form.
+        form: That form.
+    """
     tilt = _Tilt.of(pairing, form, dense=True)
     if tilt.raw:
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
@@ -92,7 +112,7 @@ def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
 
 
 def symmetric_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
-    """Compute the same from blocks of rows on a CPU, using that scores are symmetric."""
+    """Compute the same as ``dense_rows`` in blocks of rows on a CPU, using that scores are symmetric."""
     tilt = _Tilt.of(pairing, form, dense=False)
     anchors, _ = pairing.prepared_keys()
     own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
@@ -114,26 +134,30 @@ class _Tilt(NamedTuple):
     scale: float
     """1 / temperature."""
     beta: float
+    """Exponent of the weights, w = e^(beta s)."""
     slope: float
-    """Of the log-weights, as far as the gradient sees it: 0 if they are detached."""
+    """Slope of the log-weights as the gradient sees it: 0 if they are detached."""
     own: Annotated[Tensor, "b p"]
-    """The columns of the positives."""
+    """Columns of the positives."""
     ids: tuple[Annotated[Tensor, "b"], Annotated[Tensor, "n"]]
+    """Ids of the anchors and of the candidates."""
     support: PerRow
+    """Number of negatives of each row, [b, 1]."""
     same: Annotated[Tensor, "b v"] | None
-    """The columns of the anchor's instance, where the rows of the views were numbered; None: ids say it."""
+    """Columns of the anchor's instance if the rows of the views were numbered; None if ids decide."""
     number: int | None
-    """The support of every row, where the rows of the views were numbered."""
+    """Support of every row if the rows of the views were numbered."""
     raw: bool
-    """Whether the vectors are those that were given, not of norm 1 yet."""
+    """True if the vectors are as given, not of norm 1 yet."""
 
     @classmethod
     def of(cls, pairing: Pairing, form: ClosedForm, dense: bool) -> _Tilt:
+        """Collect the numbers and masks of a pairing; ``dense`` if they are for matrices."""
         mine, theirs, views = pairing.anchors.ids, pairing.candidates[0].ids, pairing.num_views
         assert mine is not None
         assert theirs is not None
         b, n, device, vectors = mine.shape[0], theirs.shape[0], mine.device, pairing.anchors.vectors
-        beta = form.beta if form.beta > 1e-30 else 0.0  # what float32 may take for 0
+        beta = form.beta if form.beta > 1e-30 else 0.0  # float32 may round smaller values to 0
         dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         if not pairing.ids_given:
             number, same = n - views, constant(_same_columns, b, views, device=device)
@@ -155,7 +179,7 @@ class _Tilt(NamedTuple):
         )
 
     def plain(self, anchors: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What ``_Tilted`` computes, by plain operations."""
+        """Compute the result of ``_Tilted`` by plain operations, for higher derivatives."""
         anchors = unit(anchors) if self.raw else anchors
         s = anchors @ (anchors if candidates is None else candidates).T * self.scale
         weighed = self.slope * s + (self.beta - self.slope) * s.detach()
@@ -164,15 +188,15 @@ class _Tilt(NamedTuple):
 
 
 def _same_columns(rows: int, views: int, device: torch.device) -> Annotated[Tensor, "b v"]:
-    """Those of the positives and, among views of its own, of the anchor itself."""
+    """Return the columns of the positives and, if the views are their own candidates, of the anchor itself."""
     own = positive_columns(rows, views, device)
     return own if views == 1 else torch.cat([own, torch.arange(rows, device=device)[:, None]], dim=1)
 
 
 class _Tilted(torch.autograd.Function):
-    """The scores of the positives, and log E_q[e^s]. ``candidates``: None if they are the anchors.
+    """Computes the scores of the positives and log E_q[e^s]; ``candidates`` is None if they are the anchors.
 
-    Kept are q and the share of each candidate in E_q[e^s]: the gradient of log E_q[e^s] by the scores is
+    It saves q and the share of each candidate in E_q[e^s]: the gradient of log E_q[e^s] by the scores is
     (1 + slope) share - slope q.
     """
 
@@ -187,7 +211,9 @@ class _Tilted(torch.autograd.Function):
         if tilt.same is not None:
             s.scatter_(1, tilt.same, NEVER)
         else:
-            s.masked_fill_(~other_id(*tilt.ids), NEVER).masked_fill_(tilt.support == 0, 0.0)  # such a row costs 0
+            s.masked_fill_(~other_id(*tilt.ids), NEVER).masked_fill_(
+                tilt.support == 0, 0.0
+            )  # the loss of such a row is 0
         top = s.amax(-1, keepdim=True)
         if not beta:
             q, share = None, torch.softmax(s, dim=-1)
@@ -224,7 +250,7 @@ class _Tilted(torch.autograd.Function):
 
 
 class _Exponentials(NamedTuple):
-    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and room for as many numbers."""
+    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and a buffer of the same size."""
 
     rows: slice
     e: Annotated[Tensor, "r n"]
@@ -232,11 +258,11 @@ class _Exponentials(NamedTuple):
 
 
 class _Symmetric(torch.autograd.Function):
-    """The same of vectors of norm 1 that are anchors and candidates, in blocks of rows that fit the caches of a CPU.
+    """Computes the same for vectors of norm 1 that are anchors and candidates, in blocks that fit the CPU caches.
 
-    One shift serves all rows, so that the weights of both roles of a pair are multiples of one exponential: three
-    products are all there are, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the
-    gradient g of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
+    All rows have the same shift, so the weights of both roles of a pair are multiples of one exponential, and three
+    products suffice, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the gradient g
+    of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
 
         w (e (a_i + a_j) - (c_i + c_j)),    a = (1 + slope) g / sum of w e,    c = slope g / sum of w
     """
@@ -252,7 +278,7 @@ class _Symmetric(torch.autograd.Function):
                 by_weight = torch.mul(w, e, out=room)
             torch.sum(by_weight, -1, keepdim=True, out=weighed[rows])
         for total in (mass, weighed):
-            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: such a row costs 0
+            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: the loss of such a row is 0
         ctx.tilt = tilt
         ctx.save_for_backward(vectors, mass, weighed)
         own = (vectors[:, None] * vectors[tilt.own]).sum(-1).mul_(tilt.scale)
@@ -278,9 +304,9 @@ class _Symmetric(torch.autograd.Function):
 
 
 def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
-    """In the same memory: glibc would not reuse that of one block for the next."""
+    """Iterate over blocks of rows in the same memory: glibc would not reuse that of one block for the next."""
     n, (mine, theirs) = vectors.shape[0], tilt.ids
-    size = min(-(-n // 2), max(FEWEST_ROWS, BLOCK // n))  # never all pairs at once
+    size = min(-(-n // 2), max(MIN_BLOCK_ROWS, BLOCK // n))  # never all pairs at once
     exponentials, rooms = (vectors.new_empty(size, n) for _ in range(2))
     shift = vectors.new_full((), -tilt.scale)
     same = mine.new_empty(size, n, dtype=torch.bool) if tilt.same is None else None

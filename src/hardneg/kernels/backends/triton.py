@@ -1,7 +1,8 @@
-"""Triton kernels: any distribution of the closed family, without a [b, n] tensor.
+"""The Triton backend: any distribution of the closed family, without a [b, n] tensor.
 
-``cannot`` names what is not served. Two views with InfoNCE of their own positives go through one sweep; everything else
-through row statistics, an objective of them, and, for positives by label, a sweep over those.
+``why_unsupported_loss`` returns why the kernels do not support a loss. Two views with InfoNCE of their own positives go
+through one sweep; everything else through row statistics, an objective of them and, for positives by label, one more
+sweep over those. The kernels are in ``kernels/triton``.
 """
 
 from __future__ import annotations
@@ -24,44 +25,53 @@ from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.triton.edges import Sizes
 from hardneg.kernels.triton.labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton.own import own_similarity
-from hardneg.kernels.triton.sides import NOT_WIDE, SORTED_FROM, HostTemperature, is_wide, supports
+from hardneg.kernels.triton.sides import NOT_WIDE, SORTED_FROM, HostTemperature, is_wide, why_unsupported
 from hardneg.kernels.triton.statistics import RowStatistics, row_statistics, two_view_losses
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
-STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
-MOST_RANKED = 2**26
-"""Candidates from which on the pairs of a chunk of the anchors have no numbers of 32 bits."""
+FUSED_STATISTICS = (LogMass, LogMean, LogPositives, Others, Support)
+"""The row statistics that the kernels compute."""
+MAX_RANKED = 2**26
+"""Number of candidates from which the pairs of a chunk of anchors cannot be numbered in 32 bits."""
 LARGEST_UNIT_NORM = 1.02
-"""Rounding to bfloat16 leaves unit vectors below that."""
+"""Largest norm that counts as 1: unit vectors rounded to bfloat16 stay below it."""
 
 
 class Triton:
-    """Fused kernels for uniform, tilted, banded and ranked negatives on a GPU."""
+    """Computes uniform, tilted, banded and ranked negatives in fused kernels on a GPU."""
 
     def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
-        """Return what the kernels do not support here; None if they support all of it."""
-        return cannot(pairing, negatives, objective)
+        """Return why the kernels do not support this; None if they do."""
+        return why_unsupported_loss(pairing, negatives, objective)
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Launch the kernels."""
         return rows_of_closed_family(pairing, negatives, objective)
 
 
-def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
-    """Why the kernels cannot serve this; None if they can."""
+def why_unsupported_loss(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    """Return why the kernels do not support these arguments; None if they do.
+
+    The reasons are shown by ``ContrastiveLoss.explain_path``. The order of the checks is from cheap to expensive.
+
+    Args:
+        pairing: The anchors, positives and candidates of the batch.
+        negatives: The distribution of negatives.
+        objective: The objective, for the statistics that it declares.
+    """
     form, pools = negatives.closed_form(), pairing.candidates
     beta = 0.0 if form is None else form.beta
     if any(keys.private for keys in pools):
         return "candidates are private to each anchor"
     for keys in pools:
-        if reason := supports(pairing.anchors.vectors, keys.vectors, pairing.temperature, beta):
+        if reason := why_unsupported(pairing.anchors.vectors, keys.vectors, pairing.temperature, beta):
             return reason
     if is_slow(pairing):
         return "products of float32 without TF32 are faster in cuBLAS"
     if form is None:
         return f"{negatives!r} is not of the closed family"
-    if unknown := [name for name, each in objective.statistics().items() if type(each) not in STATISTICS]:
+    if unknown := [name for name, each in objective.statistics().items() if type(each) not in FUSED_STATISTICS]:
         return f"{objective!r} needs the row statistic {unknown[0]!r}"
     if pairing.label_positives and objective.pair_form is None:
         return f"{objective!r} of positives by label needs every pair"
@@ -83,21 +93,27 @@ def cannot(pairing: Pairing, negatives: Negatives, objective: Objective) -> str 
 
 
 def _is_queue(pairing: Pairing) -> bool:
-    """Whether anchors of 16 bits meet candidates that get no gradient, and few enough to be numbered."""
+    """True if 16-bit anchors are compared with candidates that need no gradient and are few enough to be numbered."""
     sides = (pairing.anchors, *pairing.candidates)
     learnt = any(keys.vectors.requires_grad for keys in pairing.candidates)
     single = any(keys.vectors.dtype == torch.float32 for keys in sides)
-    return not (pairing.itself or learnt or single or pairing.num_candidates >= MOST_RANKED)
+    return not (pairing.itself or learnt or single or pairing.num_candidates >= MAX_RANKED)
 
 
 def is_slow(pairing: Pairing) -> bool:
-    """Measured on an H200: exact products of float32 in Triton take five times as long as chunks do."""
+    """True for exact products of float32, which in Triton take five times as long as tiles (measured on an H200)."""
     single = any(keys.vectors.dtype == torch.float32 for keys in (pairing.anchors, *pairing.candidates))
     return single and torch.get_float32_matmul_precision() == "highest"
 
 
 def rows_of_closed_family(pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-    """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch."""
+    """Compute the statistics of the closed family; two views with InfoNCE get their losses in the same launch.
+
+    Args:
+        pairing: A pairing that ``why_unsupported_loss`` accepts.
+        negatives: A distribution with a closed form.
+        objective: The objective, for the statistics that it declares.
+    """
     form = negatives.closed_form()
     assert form is not None
     temperature = HostTemperature.of(pairing.temperature)
@@ -115,7 +131,7 @@ def rows_of_closed_family(pairing: Pairing, negatives: Negatives, objective: Obj
 
 
 def _fused_tau_plus(objective: Objective) -> float | None:
-    """tau_plus of an InfoNCE that ``two_view_losses`` computes; None for any other objective."""
+    """Return the tau_plus of an InfoNCE that ``two_view_losses`` computes; None for any other objective."""
     if type(objective) is not InfoNCE or objective.positives_in_denominator != "own":
         return None
     fused = isinstance(objective.num_negatives, str) and objective.num_negatives == "support"
@@ -123,6 +139,7 @@ def _fused_tau_plus(objective: Objective) -> float | None:
 
 
 def _two_views(pairing: Pairing, form: ClosedForm, temperature: HostTemperature, tau_plus: float) -> RowResult:
+    """Compute the losses of two views of each instance in one sweep."""
     found = two_view_losses(
         pairing.anchors.vectors,
         temperature=temperature,
@@ -140,7 +157,11 @@ def _two_views(pairing: Pairing, form: ClosedForm, temperature: HostTemperature,
 
 
 def _has_unit_norm(pairing: Pairing) -> bool:
-    """Looks only where the running maximum, which serves all vectors, would cost more than the wait for the answer."""
+    """True if all vectors are known to have unit norm.
+
+    It reads their norms only where the running maximum, which works for all vectors, would cost more than waiting for
+    the result.
+    """
     if pairing.normalize or len(pairing) < SORTED_FROM or torch.cuda.is_current_stream_capturing():
         return pairing.normalize
     norms = [
@@ -151,7 +172,7 @@ def _has_unit_norm(pairing: Pairing) -> bool:
 
 
 class _Swept:
-    """Anchors against all their candidates as one side."""
+    """The anchors of a pairing against all candidates as one side."""
 
     def __init__(self, pairing: Pairing, form: ClosedForm, temperature: HostTemperature) -> None:
         self.pairing, self.form, self.temperature = pairing, form, temperature
@@ -160,7 +181,13 @@ class _Swept:
         self.candidates = None if pairing.itself else _joined([keys.vectors for keys in pools])
 
     def row(self, objective: Objective, own: Tensor, real: Tensor) -> Row:
-        """The statistics that the objective declares, and the support."""
+        """Compute the statistics that the objective declares, and the support.
+
+        Args:
+            objective: The objective.
+            own: Scores of the anchors' own positives, [b, p].
+            real: True for own positives that exist, [b, p].
+        """
         pairing, form = self.pairing, self.form
         by_label = form.other_labels or (pairing.label_positives and not pairing.same_label_negatives)
         lowest = torch.where(real, own.detach(), torch.inf).amin(-1) * self.temperature.value
@@ -178,6 +205,7 @@ class _Swept:
         return Row(values, pairing.temperature)
 
     def _of(self, statistic: Statistic, found: RowStatistics, own: Tensor, real: Tensor) -> Tensor:
+        """Return one declared statistic of all rows, [b]."""
         if isinstance(statistic, LogPositives):
             log_sum = masked_lse(own, real)[:, 0]
             log_sum = torch.logaddexp(log_sum, self.by_label.log_sum) if self.pairing.label_positives else log_sum
@@ -187,26 +215,27 @@ class _Swept:
         return value.to(own.dtype)
 
     def _sizes(self, window: Window) -> Sizes:
+        """Convert a window of ranks to the numbers of candidates inside its edges."""
         count, n = self._num_others()[:, None], self.pairing.num_candidates
         start, stop = window.places({"count": count})
         return Sizes.of(start, stop, count, window.slack, n)
 
     def _num_others(self) -> Tensor:
-        """Of each anchor, the candidates that are not the same instance."""
+        """Return the number of candidates of each anchor that are not the same instance."""
         ids, n = self.anchor_ids if self.pairing.itself else self.ids, self.pairing.num_candidates
         if self.anchor_ids is None or ids is None:
             return torch.full((len(self.pairing),), n, device=self.pairing.anchors.vectors.device)
         return num_others(self.anchor_ids, ids)
 
     def promoted(self, objective: Objective, row: Row) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of each anchor's positives by label, and their number."""
+        """Compute the sum of the losses of each anchor's positives by label, and their number."""
         some = row.support > 0
         if objective.needs_negatives:
             row = Row({name: torch.where(some, value, 1.0) for name, value in row.statistics.items()}, row.temperature)
         else:
             some = torch.ones_like(some)
         form = objective.pair_form
-        assert form is not None  # see ``cannot``
+        assert form is not None  # see ``why_unsupported_loss``
         offset = form.offset(row)[:, 0]
         if form.softplus:
             total, number = pair_losses(log_negative=torch.where(some[:, 0], offset, NEVER), **self._sides(True))
@@ -216,9 +245,11 @@ class _Swept:
 
     @cached_property
     def by_label(self) -> PositiveStatistics:
+        """The statistics of the positives by label."""
         return positive_statistics(**self._sides(True))
 
     def _sides(self, labels: bool) -> dict[str, Any]:
+        """Return vectors and tags of both sides as arguments of the kernels; with ``labels`` also the labels."""
         anchors, pools = self.pairing.anchors, self.pairing.candidates
         of_pools = None
         if labels and not self.pairing.itself:
@@ -236,7 +267,7 @@ class _Swept:
 
 
 def _joined_ids(pools: Sequence[Keys]) -> Tensor | None:
-    """The ids of all candidates, -1 where a pool has none; None if none has."""
+    """Return the ids of all candidates, -1 where a pool has none; None if no pool has ids."""
     if all(keys.ids is None for keys in pools):
         return None
     parts = [

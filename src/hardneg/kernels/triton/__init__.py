@@ -13,5 +13,5 @@
 6. ``gradients``: the backward sweep, one launch for self-similarity and two for anchors against a pool.
 
 ``function`` wraps 3 and 6 as one autograd function, ``statistics`` is the call with named arguments, and ``language``
-imports Triton, or nothing where it is not installed. ``TRITON_INTERPRET=1`` runs all of it on CPU tensors.
+imports Triton if it is installed. ``TRITON_INTERPRET=1`` runs all kernels on CPU tensors.
 """

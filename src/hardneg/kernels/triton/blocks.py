@@ -1,6 +1,10 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""What the sweeps share: loads that check bounds or not, and which blocks and pairs masks concern."""
+"""Functions that all sweeps share: loads with and without bounds checks, masks, and norms.
+
+``masked_blocks`` decides which blocks of columns need a mask, ``allowed_pairs`` and ``outside_window`` compute masks,
+and ``normed`` is the kernel that prepares normalised vectors.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from hardneg.kernels.triton.language import jit, launched, tl
 
 @jit
 def load_vectors(pointer, rows, count, d, BD: tl.constexpr, CHECKED: tl.constexpr, FULL_D: tl.constexpr):
+    """Load a block of vectors, [rows, BD]; zeros outside. CHECKED: rows may exceed ``count``."""
     features = tl.arange(0, BD)
     at = pointer + rows[:, None] * d + features[None, :]
     if CHECKED:
@@ -21,6 +26,7 @@ def load_vectors(pointer, rows, count, d, BD: tl.constexpr, CHECKED: tl.constexp
 
 @jit
 def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
+    """Load one number per row; 0 outside if CHECKED."""
     if CHECKED:
         return tl.load(pointer + rows, mask=rows < count, other=0.0)
     else:
@@ -29,7 +35,7 @@ def load_rows(pointer, rows, count, CHECKED: tl.constexpr):
 
 @jit
 def load_pairs(pointer, rows, columns, count, n, CHECKED: tl.constexpr):
-    """Of a matrix of ``count`` rows and n columns."""
+    """Load a block of a matrix with ``count`` rows and n columns, as float32."""
     at = pointer + rows[:, None] * n + columns[None, :]
     real = (rows < count)[:, None]
     if CHECKED:
@@ -43,11 +49,11 @@ def masked_blocks(
     BM: tl.constexpr, BN: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
     MASKED: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """For rows from this one on, blocks of columns, of the whole ones: [first, last) may need masks, of which no row
-    needs [skip, skip + skipped).
+    """Return which blocks of columns may need masks for the rows from this one on.
 
-    Sorted by label, the columns with the label of every row are excluded without a look. Where one id has two labels,
-    every other block needs masks.
+    Of the ``whole`` full blocks, [first, last) may need masks, except [skip, skip + skipped), of which no row needs any
+    pair. Sorted by label, the columns with the label of every row are excluded without being read. Where one id has two
+    labels, every other block needs masks.
     """
     whole = n // BN
     begin = row * 0
@@ -81,7 +87,7 @@ def allowed_pairs(
     row_ids_ptr, row_labels_ptr, column_ids_ptr, column_labels_ptr, rows, columns, b, n,
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr,
 ):  # fmt: skip
-    """Other columns than the row itself, of another id (a negative one equals no other) and of another label."""
+    """Return the mask of pairs that differ in row, id (a negative id equals no other) and label."""
     allowed = (columns < n)[None, :]
     if SELF:
         allowed = allowed & (rows[:, None] != columns[None, :])
@@ -97,9 +103,9 @@ def allowed_pairs(
 
 @jit
 def outside_window(similarity, window_ptr, places_ptr, rows, columns, b):
-    """The pairs within the first edge of their row, or beyond the second; of equal ones the first columns are within.
+    """Return the pairs inside the first edge of their row, or beyond the second; ties are inside up to a column.
 
-    Not a NaN, which stays visible.
+    A NaN is never outside, so that it stays visible.
     """
     real = rows < b
     high = tl.load(window_ptr + 2 * rows, mask=real, other=0.0)[:, None]
@@ -112,9 +118,10 @@ def outside_window(similarity, window_ptr, places_ptr, rows, columns, b):
 
 @jit
 def unit_rows(v):
-    """Float32 rows times a power of two, the inverse of their norms then, and before; 0 for a row of zeros.
+    """Scale float32 rows by a power of two; return them with the inverse norms after and before the scaling.
 
-    The power, which is exact, keeps squares in the range of float32 at any scale of the rows.
+    The inverse norm of a row of zeros is 0. The power, which is exact, keeps squares in the range of float32 at any
+    scale of the rows.
     """
     exponent = tl.max(tl.abs(v), 1).to(tl.int32, bitcast=True) & 0x7F800000
     power = tl.maximum(0x7F000000 - exponent, 0x00800000).to(tl.float32, bitcast=True)
@@ -129,7 +136,7 @@ def normed(
     v_ptr, order_ptr, out_ptr, unit_ptr, inverse_ptr, slope_ptr, n, d,
     BM: tl.constexpr, BD: tl.constexpr, SORTED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Rows in their order as ``unit_rows`` gives them, in their own precision; UNIT: and of norm 1."""
+    """Store rows in their order, scaled as by ``unit_rows``, in their own precision; UNIT: also with norm 1."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     features = tl.arange(0, BD)
     real = (rows < n)[:, None] & (features < d)[None, :]
@@ -148,7 +155,7 @@ def normed(
 
 @jit
 def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
-    """The positives: the rows half of all rows away."""
+    """Load the positives: the rows half of all rows away."""
     half = n // 2
     there = tl.where(given < half, given + half, given - half)
     features = tl.arange(0, BD)

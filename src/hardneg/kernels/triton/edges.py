@@ -3,10 +3,12 @@
 """The edges of windows of ranks by counting: exact, without sorting a row, two edges in the same passes.
 
 A program has one row. The size-th largest value lies in a bracket [low, high), and of both ends it is known how many
-values reach them. Each pass counts the row at two values p <= q inside of the bracket, and finds the lowest value that
+values reach them. Each pass counts the row at two values p <= q inside the bracket, and finds the lowest value that
 reaches p and the highest that does not reach q. The first two values come from a sample of the row, the others from
 interpolation, so far apart that the edge is between them most of the time; every third pass bisects the ordered bits of
 the float, p = q, which bounds the number of passes for any row.
+
+``RowEdges.find`` launches the kernel for a chunk of rows; ``edges`` is the call for a matrix of values.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from hardneg.core.bounds import Edge
 from hardneg.kernels.triton.language import installed, interpreted, jit, launched, tl
 
 BLOCK, WARPS, SAMPLE = 2048, 8, 512
-MOST = 256
-"""Passes; more than any row needs."""
+MAX_PASSES = 256
+"""Largest number of passes; more than any row needs."""
 ALL = 2**62
-"""A column behind all others: whatever has the value of the edge is within it."""
+"""A column after all others: every value that equals the edge is inside it."""
 
 
 @jit
 def _key(x, HALF: tl.constexpr):
-    """Whole numbers in the order of the floats."""
+    """Map floats to whole numbers in the same order."""
     if HALF:
         bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
         return (bits ^ ((bits >> 15) & 0x7FFF)).to(tl.int64)
@@ -40,6 +42,7 @@ def _key(x, HALF: tl.constexpr):
 
 @jit
 def _float(key, HALF: tl.constexpr):
+    """Map whole numbers back to floats; the inverse of ``_key``."""
     bits = key.to(tl.int32)
     if HALF:
         return (bits ^ ((bits >> 15) & 0x7FFF)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -49,7 +52,7 @@ def _float(key, HALF: tl.constexpr):
 
 @jit
 def _between(step, size, low, at_low, high, above, first_hint, last_hint, HALF: tl.constexpr):
-    """Two values inside of the bracket: the hints, an interpolation on either side, or the middle of the bits."""
+    """Choose two values inside the bracket: the hints, an interpolation on either side, or the middle of the bits."""
     first, last = _key(low, HALF) + 1, _key(high, HALF) - 1
     middle = _float(first + (last - first) // 2, HALF)
     number = tl.maximum(at_low - above, 1).to(tl.float32)
@@ -69,9 +72,9 @@ def _between(step, size, low, at_low, high, above, first_hint, last_hint, HALF: 
 
 @jit
 def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down, HALF: tl.constexpr):
-    """The bracket after a count at p and q: at least ``size`` values reach both, or p alone, or neither.
+    """Narrow the bracket after a count at p and q: at least ``size`` values reach both, or p alone, or neither.
 
-    ``up``: the lowest value that reaches p; ``down``: the highest that does not reach q.
+    ``up`` is the lowest value that reaches p and ``down`` the highest that does not reach q.
     """
     both, one = count_q >= size, count_p >= size
     next_high = _float(_key(down, HALF) + 1, HALF)
@@ -83,14 +86,14 @@ def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down, 
 
 @jit
 def _open(size, low, at_low, high, above, slack, HALF: tl.constexpr):
-    """Whether the bracket still has to be narrowed. What is above no value yet is no end of one."""
+    """True if the bracket still has to be narrowed; a bracket without a value above it yet has no end."""
     apart = (high == float("inf")) | (slack == 0) | (size - above > slack)
     return (size > 0) & (at_low - size > slack) & (_key(high, HALF) - _key(low, HALF) > 1) & apart
 
 
 @jit
 def _ending(size, low, at_low, high, above, slack, HALF: tl.constexpr):
-    """The value of the edge, and how many of those that have it are within it; -1 for all of them."""
+    """Return the value of the edge, and how many of the equal values are inside it; -1 for all of them."""
     whole = at_low - size <= slack
     early = _key(high, HALF) - _key(low, HALF) > 1
     edge = tl.where(whole | (early == 0), low, high)
@@ -100,7 +103,7 @@ def _ending(size, low, at_low, high, above, slack, HALF: tl.constexpr):
 
 @jit
 def _values(value_ptr, at, n, row_id, ids_ptr, IDS: tl.constexpr, HALF: tl.constexpr):
-    """What is ranked, -inf for the same instance."""
+    """Load the values to rank; -inf for the same instance."""
     real = at < n
     x = tl.load(value_ptr + at, mask=real, other=float("-inf"))
     if IDS:
@@ -113,9 +116,9 @@ def _values(value_ptr, at, n, row_id, ids_ptr, IDS: tl.constexpr, HALF: tl.const
 
 @jit
 def _counted(x, p, q, number, up, down, HALF: tl.constexpr):
-    """Both counts in one number: those that reach q, and p too, in its upper half.
+    """Count in one number the values that reach p (lower half) and q (upper half).
 
-    Float16 has few values: a bracket that ends at any of them does as well as one that ends where a value is.
+    Float16 has few values: a bracket may end at any of them, not only at a value of the row.
     """
     reaches_p, reaches_q = x >= p, x >= q
     if not HALF:
@@ -126,7 +129,7 @@ def _counted(x, p, q, number, up, down, HALF: tl.constexpr):
 
 @jit
 def _ends(p, q, up, down, HALF: tl.constexpr):
-    """The next values that are there, or p and what is below q."""
+    """Return the next values of the row, or in float16 p and the value below q."""
     if HALF:
         return p, _float(_key(q, HALF) - 1, HALF)
     else:
@@ -135,7 +138,7 @@ def _ends(p, q, up, down, HALF: tl.constexpr):
 
 @jit
 def _place(same, number, at):
-    """Where the number-th of those that are the same stands."""
+    """Return the column of the number-th equal value."""
     return tl.max(tl.where((same > 0) & (tl.cumsum(same, 0) == number), at, -1))
 
 
@@ -145,7 +148,7 @@ def _edges(
     base, n, stride, slack, most,
     BLOCK: tl.constexpr, IDS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows from ``base`` on, whose values are given. HALF: they are float16."""
+    """Find both edges of the rows from ``base`` on, whose values are given. HALF: they are float16."""
     row = base + tl.program_id(0)
     value_ptr += tl.program_id(0).to(tl.int64) * stride
     row_id = -1
@@ -210,12 +213,19 @@ def _edges(
     tl.store(place_ptr + 2 * row + 1, place1)
 
 
-def serves(value: Tensor) -> bool:
+def can_rank(value: Tensor) -> bool:
+    """True if the kernel can rank these values here."""
     return installed and (value.is_cuda or interpreted) and value.dtype not in (torch.float64,)
 
 
 class Sizes(NamedTuple):
-    """Of each row: how many are within the first and the second edge, of how many; by which ranks these may be off."""
+    """How many values of each row are inside the first and the second edge.
+
+    Attributes:
+        wanted: Sizes of both edges.
+        number: Number of values per row.
+        slack: Number of ranks by which an edge may be off.
+    """
 
     wanted: Annotated[Tensor, "b 2"]
     number: Annotated[Tensor, "b"]
@@ -223,12 +233,25 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, start: Tensor, stop: Tensor, count: Tensor, slack: float, n: int) -> Sizes:
-        """``slack``: as a share of the row."""
+        """Build the sizes from ranks.
+
+        Args:
+            start: Number of values inside the first edge of each row, [b, 1].
+            stop: Number of values inside the second edge, [b, 1].
+            count: Number of values of each row, [b, 1].
+            slack: Share of the columns by which an edge may be off.
+            n: Number of columns.
+        """
         wanted = torch.cat([start, stop], dim=1).to(torch.int32).contiguous()
         return cls(wanted, count.flatten().to(torch.int32).contiguous(), int(slack * n))
 
     def hints(self, sample: Annotated[Tensor, "b k"], n: int) -> Annotated[Tensor, "b 4"]:
-        """Values of a sample of each row that the edges lie between most of the time: below, then above, for each."""
+        """Return values of a sample between which the edges of each row lie most of the time, two per edge.
+
+        Args:
+            sample: Some values of each row, [b, k].
+            n: Number of columns.
+        """
         sample, number = sample.float().sort(dim=1, descending=True).values, sample.shape[1]
         share = self.wanted.float() / max(n, 1)
         spread = 2.0 * (number * share * (1.0 - share)).clamp(min=0.0).sqrt() + 1.0
@@ -238,14 +261,14 @@ class Sizes(NamedTuple):
 
 
 class RowEdges(NamedTuple):
-    """Of each row both edges: their values, and the last place of those with that value that are within them."""
+    """Both edges of each row: their values, and the last column among equal values that is inside."""
 
     value: Annotated[Tensor, "b 2"]
     place: Annotated[Tensor, "b 2"]
 
     @classmethod
     def empty(cls, rows: int, device: torch.device) -> RowEdges:
-        """Nothing is within them."""
+        """Allocate edges with nothing inside."""
         place = torch.full((rows, 2), -1, dtype=torch.int32, device=device)
         return cls(torch.full((rows, 2), math.inf, device=device), place)
 
@@ -257,12 +280,20 @@ class RowEdges(NamedTuple):
         hints: Tensor,
         ids: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
-        """Those of the rows from ``base`` on, of these values; ``ids`` of rows and columns: equal ones are left out."""
+        """Find the edges of the rows from ``base`` on.
+
+        Args:
+            values: Values to rank, [r, n].
+            base: First row.
+            sizes: Sizes of the edges of all rows.
+            hints: Values from ``Sizes.hints``.
+            ids: Ids of rows and columns; equal ones are excluded.
+        """
         rows, n = values.shape
         if rows and n:
             _edges[(rows,)](
                 values, ids[1], ids[0], sizes.wanted, sizes.number, hints, self.value, self.place,
-                base, n, values.stride(0), sizes.slack, MOST,
+                base, n, values.stride(0), sizes.slack, MAX_PASSES,
                 BLOCK=BLOCK, IDS=ids[0] is not None and ids[1] is not None, HALF=values.dtype == torch.float16,
                 num_warps=WARPS,
             )  # fmt: skip
@@ -275,9 +306,14 @@ def edges(
     count: Annotated[Tensor, "b 1"],
     slack: float = 0.0,
 ) -> list[Edge]:
-    """The edges of the ``sizes`` closest of each row, of ``count`` values that are not -inf; ties by column.
+    """Find the edges around the ``sizes`` closest values of each row; ties are broken by column.
 
-    ``slack``: by how many ranks, as a share of the row, an edge may be off.
+    Args:
+        value: Values to rank, [b, n]; -inf for excluded ones.
+        column: Column numbers, [b or 1, n].
+        sizes: Numbers of values inside the first and the second edge, [b, 1] each.
+        count: Number of values that are not -inf, [b, 1].
+        slack: Share of the row by which an edge may be off.
     """
     rows, n = value.shape
     found, wanted = RowEdges.empty(rows, value.device), Sizes.of(*sizes, count, slack, n)

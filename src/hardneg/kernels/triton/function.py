@@ -1,4 +1,8 @@
-"""The row statistics as a differentiable function: what is launched, with which numbers and switches."""
+"""The row statistics as one autograd function: which kernels are launched, with which numbers and switches.
+
+``statistics`` calls ``RowStatisticsFunction``; ``LaunchPlan`` holds the options of one call. ``_sweep`` launches the
+forward kernels and ``_gradient`` the backward kernels, with products computed beforehand (``wide``) if needed.
+"""
 
 from __future__ import annotations
 
@@ -30,64 +34,75 @@ from hardneg.kernels.triton.wide import Wide
 
 LOG2_E = math.log2(math.e)
 FIXED_SHIFT_BITS = 118.0
-"""Terms of a sum with one shift for all rows may be that many bits below 1 (float32 has 126)."""
+"""Largest spread, in bits, of the terms of a sum with one shift for all rows (float32 has 126)."""
 SAFE_BITS = 64.0
-"""Below such a spread of the terms, coefficients of upstream gradients up to 2^60 do not overflow."""
+"""Below this spread of the terms, coefficients of upstream gradients up to 2^60 do not overflow."""
 
 Band = tuple[Tensor | None, Tensor | None]
-"""The lowest and the highest similarity of each anchor's negatives."""
+"""The lowest and the highest similarity of each anchor's negatives, [b] each."""
 
 
 def spread(temperature: float, beta: float) -> float:
-    """Bits between the largest and the smallest term of the sums, for unit vectors."""
+    """Return the bits between the largest and the smallest term of the sums, for unit vectors."""
     return (1.0 + beta) * 2.0 * LOG2_E / temperature
 
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """The numbers and switches of one call."""
+    """The numbers and switches of one call.
+
+    Attributes:
+        temperature: The temperature, read on the host.
+        beta: The tilt.
+        detach: Whether to stop the gradient through the tilt.
+        normalize: Whether to divide the vectors by their norms.
+        tau_plus: Probability that a negative has the anchor's class.
+    """
 
     temperature: float
     beta: float
     detach: bool
     normalize: bool
     fixed: bool
-    """One shift for all rows, and no running maximum."""
+    """True for one shift for all rows instead of a running maximum."""
     itself: bool
-    """Self-similarity: the candidates are the anchors."""
+    """True for self-similarity: the candidates are the anchors."""
     masked: bool
-    """Masks in every block; otherwise in those that hold ids or labels of the rows, both sides being sorted."""
+    """True for masks in every block; otherwise in those with ids or labels of the rows, both sides being sorted."""
     views: bool = False
-    """The rows are two views of each instance, and their losses are wanted."""
+    """True if the rows are two views of each instance and their losses are computed, too."""
     tau_plus: float = 0.0
     window: Sizes | None = None
-    """Negatives are those between two ranks of each row."""
+    """Ranks of the negatives of each row."""
 
     def given(self, vectors: Tensor) -> bool:
-        """Whether the products are made beforehand."""
+        """True if the products are computed beforehand."""
         return self.window is not None or is_wide(vectors)
 
     @property
     def scale(self) -> float:
+        """Factor from similarities to exponents of 2."""
         return LOG2_E / self.temperature
 
     @property
     def tilt(self) -> int:
+        """The kind of tilt, for the kernels."""
         special = {0.0: triton_rows.UNIFORM, 1.0: triton_rows.SQUARE}
         return special.get(self.beta, triton_rows.GENERAL)
 
     @property
     def single(self) -> bool:
-        """Whether the gradient needs one exponential of the score only, e^(power s)."""
+        """True if the gradient needs only one exponential of the score, e^(power s)."""
         return self.beta == 0.0 or self.detach
 
     @property
     def power(self) -> float:
+        """Exponent of that exponential."""
         return 1.0 + self.beta if self.single else 1.0
 
 
 class Coefficients(NamedTuple):
-    """Of each anchor, as in the derivation: A, C and the shift."""
+    """Coefficients of each anchor as in the derivation: A, C and the shift."""
 
     a: Tensor
     c: Tensor
@@ -95,6 +110,8 @@ class Coefficients(NamedTuple):
 
 
 class RowStatisticsFunction(torch.autograd.Function):
+    """Row statistics, or losses of two views, with gradients by anchors, candidates and temperature."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -105,6 +122,7 @@ class RowStatisticsFunction(torch.autograd.Function):
         band: Band,
         plan: LaunchPlan,
     ) -> tuple[Tensor, ...]:
+        """Launch the forward sweep."""
         ctx.plan, ctx.temperature = plan, temperature
         ctx.set_materialize_grads(False)
         rows, columns = sides_of(anchors, candidates, tags, plan.normalize, plan.masked, plan.given(anchors))
@@ -121,6 +139,7 @@ class RowStatisticsFunction(torch.autograd.Function):
     def backward(
         ctx: Any, g_mean: Tensor | None, g_mass: Tensor | None, _: None, g_loss: Tensor | None = None, *rest: None
     ) -> tuple[Tensor | None, ...]:
+        """Launch the backward sweeps."""
         plan, saved = ctx.plan, ctx.saved_tensors
         rows, columns, saved = sides_from(saved)
         band, sums, window, (*slopes, views) = saved[:2], saved[2:5], saved[5:7], saved[7:]
@@ -149,7 +168,10 @@ class RowStatisticsFunction(torch.autograd.Function):
 def _sweep(
     rows: SweepSide, columns: SweepSide, band: Band, plan: LaunchPlan, views: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
-    """Statistics (and losses) as given, sums as sorted, the slopes of the losses by log_mean and positive, edges."""
+    """Launch the forward sweep.
+
+    Returns statistics (and losses) in the given order, sums in sorted order, the slopes of the losses, and the edges.
+    """
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     log_mean, log_mass, sum0, sum1, shift, *losses = rows.vectors.new_empty(
         9 if plan.views else 5, b, dtype=torch.float32
@@ -184,7 +206,7 @@ def _sweep(
 def _sweep_products(
     rows: SweepSide, columns: SweepSide, plan: LaunchPlan, block: BlockShape, launch: tuple[Any, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The same, of products that are made chunk by chunk; returns the edges of the window, if there is one."""
+    """Launch the forward sweep with products computed chunk by chunk; return the edges of the window, if any."""
     outputs, numbers, same = launch
     wide, edges, search = Wide.of(rows, columns), None, None
     if plan.window is not None:
@@ -206,7 +228,7 @@ def _sweep_products(
 
 
 class StatisticGradients(NamedTuple):
-    """Gradients of log_mean and log_mass; with slopes, of losses whose slopes by log_mean and the positive they are."""
+    """Gradients by log_mean and log_mass; with slopes, ``mean`` is the gradient by the losses of two views."""
 
     mean: Tensor | None
     mass: Tensor | None
@@ -214,12 +236,16 @@ class StatisticGradients(NamedTuple):
     by_positive: Tensor | None
 
     def largest(self) -> Tensor:
+        """Return the largest absolute gradient."""
         mean = self.mean if self.mean is None or self.by_mean is None else self.mean * self.by_mean
         parts = [torch.linalg.vector_norm(part, math.inf) for part in (mean, self.mass) if part is not None]
         return torch.stack(parts).sum()
 
     def by_floor(self) -> Tensor:
-        """Of the losses whose debiased mean is at its floor, -1 / temperature; these have no slope by log_mean."""
+        """Return the gradient by the floor of debiased means, -1 / temperature.
+
+        Terms at the floor have no slope by log_mean.
+        """
         assert self.mean is not None
         assert self.by_mean is not None
         assert self.by_positive is not None
@@ -229,7 +255,7 @@ class StatisticGradients(NamedTuple):
 def _coefficients(
     upstream: StatisticGradients, rows: SweepSide, sums: Sequence[Tensor], plan: LaunchPlan
 ) -> tuple[Coefficients, Tensor | None, Tensor]:
-    """The rows' coefficients in their order, what pulls at the positives, and what gradients are multiplied by."""
+    """Compute the rows' coefficients in their order, the pull of the positives, and a factor of the gradients."""
     b, half = rows.vectors.shape[0], rows.vectors.dtype == torch.float16
     a, c, shift, pull, unit = rows.vectors.new_empty(5, max(b, 1), dtype=torch.float32).unbind()
     g, h = upstream.mean, None if upstream.mass is None else upstream.mass.contiguous()
@@ -247,7 +273,7 @@ def _coefficients(
 
 
 class _Given(NamedTuple):
-    """Of a gradient by the anchors: the edges of a window, whether a temperature is learnt, views and their pull."""
+    """Options of a gradient by the anchors: edges of a window, whether a temperature is learnt, views and pull."""
 
     window: tuple[Tensor | None, ...] = (None, None)
     learn: bool = False
@@ -264,7 +290,10 @@ def _gradient(
     plan: LaunchPlan,
     given: _Given,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the rows, and of each row its product with it; whose coefficients are given are the anchors."""
+    """Compute the gradient of the rows, and the product of each row with it.
+
+    The side with coefficients is that of the anchors; both in self-similarity.
+    """
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient, beforehand = torch.empty_like(rows.vectors), plan.given(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32) if given.learn or plan.normalize else unit

@@ -1,6 +1,10 @@
 # ruff: noqa: N803, N806
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""The backward pass of the row statistics; ``rows`` has the derivation and the names."""
+"""The backward kernels of the row statistics; ``rows`` has the derivation and the names.
+
+``coefficients`` prepares A, C and the shift of each row. ``backward`` computes the gradient in one kernel;
+``backward_of_products`` and ``finished`` do the same for products that were computed beforehand.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ def coefficients(
     BLOCK: tl.constexpr, SORTED: tl.constexpr, MEAN: tl.constexpr, MASS: tl.constexpr, SCALED: tl.constexpr,
     VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
+    """Compute A, C and shift of each row for upstream gradients divided by ``unit``, and unit / temperature.
 
-    VIEWS: the upstream gradient is that of the losses; what pulls at the positives is stored too.
+    VIEWS: the upstream gradient is that of the losses, and the pull of the positives is stored, too.
     SCALED: unit is the largest gradient times ``headroom``, where coefficients could overflow, or the products of their
     float16 gradients vanish: their largest entry is then about 2^14. Otherwise it is 1.
     """
@@ -59,6 +63,7 @@ def coefficients(
 
 @jit
 def pair_gradient(x, beta, A, C, TILT: tl.constexpr):
+    """Compute u (v A + C) of the derivation."""
     v = tl.exp2(x)
     if TILT == 0:
         return v * A
@@ -73,7 +78,7 @@ def role_gradient(
     x, similarity, beta, A_ptr, C_ptr, shift_ptr, low_ptr, high_ptr, at, count,
     AXIS: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr, BAND: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0), each with its band and shift."""
+    """Compute the gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0), with band and shift."""
     A = tl.expand_dims(load_rows(A_ptr, at, count, CHECKED), AXIS)
     C = A
     if TILT != 0:
@@ -96,7 +101,7 @@ def gradient_of_pairs(
     LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr, GIVEN: tl.constexpr, ROW: tl.constexpr,
     COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """E of the pairs of a block, from the products x of their vectors; GIVEN: those are of norm 1."""
+    """Compute E of the pairs of a block from the products x of their vectors; GIVEN: those have norm 1."""
     similarity = x
     if NORMS:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
@@ -160,7 +165,7 @@ def pulled(
     NORMS: tl.constexpr, SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr,
     PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the rows with one more block of columns."""
+    """Add one more block of columns to the gradient of the rows."""
     columns = start + tl.arange(0, BN)
     c = load_vectors(c_ptr, columns, n, d, BD, CHECKED, FULL_D)
     e = gradient_of_pairs(
@@ -181,7 +186,7 @@ def backward_of_products(
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     SORTED: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """E of one block, from the products of the rows from ``base`` on; both [rows, n]. The rest is ``backward``'s.
+    """Compute E of one block from the products of the rows from ``base`` on; both [rows, n]. See ``backward``.
 
     The last rows come first: their products were written last, and are in the cache.
     """
@@ -217,7 +222,7 @@ def finish_gradient(
     b, n, d, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr, PRODUCT: tl.constexpr,
     VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the gradient of the rows as they were given, from sum_j e_ij c_j."""
+    """Store the gradient of the rows in the given order, from sum_j e_ij c_j."""
     real = rows < b
     given = rows
     if SORTED:
@@ -248,7 +253,7 @@ def finished(
     b, n, d, BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SORTED: tl.constexpr,
     PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """The end of ``backward`` for rows whose sums sum_j e_ij c_j are given."""
+    """Finish ``backward`` for rows whose sums sum_j e_ij c_j are given."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     total = load_vectors(total_ptr, rows, b, d, BD, True, FULL_D)
     finish_gradient(
@@ -268,7 +273,7 @@ def backward(
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
     PRECISION: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, PRODUCT: tl.constexpr, VIEWS: tl.constexpr,
 ):  # fmt: skip
-    """Grad r_i = unit sum_j e_ij c_j. ROW: rows are anchors; COLUMN: columns are; both in self-similarity."""
+    """Compute grad r_i = unit sum_j e_ij c_j; ROW: rows are anchors, COLUMN: columns are, both in self-similarity."""
     begin = tl.program_id(0) * BM
     rows = begin + tl.arange(0, BM)
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)

@@ -1,4 +1,7 @@
-"""Statistics of positives that are columns, for SupCon and H-SCL; the kernels are in ``positives``."""
+"""Statistics of positives that are columns, for SupCon and H-SCL, with autograd; the kernels are in ``positives``.
+
+``positive_statistics`` is for all positives in the denominator, ``pair_losses`` for each pair with its own.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from hardneg.kernels.triton.sides import (
     SideTags,
     SweepSide,
     block_of,
-    served,
     sides_from,
     sides_of,
+    supported_sides,
     switches,
 )
 
@@ -29,20 +32,23 @@ UNUSED = ("RAGGED", "LABELS")
 
 
 class PositiveStatistics(NamedTuple):
-    """Of the candidates with each anchor's label and another id."""
+    """Statistics of the candidates with each anchor's label and another id."""
 
     log_sum: PerAnchor
-    """LSE of their scores; -inf without one."""
+    """Log of the sum of e^s; -inf without a positive."""
     total: PerAnchor
-    """The sum of their scores."""
+    """Sum of the scores."""
     num_positives: PerAnchor
-    """Their number, int32."""
+    """Number of positives, int32."""
 
 
 class LabelLosses(NamedTuple):
+    """Losses of the candidates with each anchor's label."""
+
     total: PerAnchor
-    """sum over the anchor's positives of softplus(log_negative - score)."""
+    """The sum over the anchor's positives, each with the loss softplus(log_negative - score)."""
     num_positives: PerAnchor
+    """Number of positives."""
 
 
 def positive_statistics(
@@ -56,10 +62,20 @@ def positive_statistics(
     candidate_ids: PerCandidate | None = None,
     normalize: bool = False,
 ) -> PositiveStatistics:
-    """LSE, sum and number of the scores of same-label candidates, with gradients: what SupCon's "all" needs.
+    """Compute log-sum, sum and number of the scores of same-label candidates, for SupCon with all positives together.
 
-    The arguments are those of ``row_statistics``; own positives that are no candidates, like the other view of the
-    anchor, are the caller's.
+    Own positives that are no candidates, like the other view of the anchor, are added by the caller. Tags and options
+    are those of ``row_statistics``.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        temperature: The temperature.
+        anchor_labels: Labels [b].
+        candidate_labels: Labels [n].
+        anchor_ids: Ids [b].
+        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     return PositiveStatistics(*_apply("positive_statistics", anchors, candidates, temperature, tags, normalize, None))
@@ -77,9 +93,19 @@ def pair_losses(
     candidate_ids: PerCandidate | None = None,
     normalize: bool = False,
 ) -> LabelLosses:
-    """InfoNCE summed over same-label candidates, each the only positive in its denominator: H-SCL.
+    """Compute InfoNCE summed over same-label candidates, each the only positive in its denominator (H-SCL).
 
-    log_negative: log M + log E_q[e^s] of each anchor, which gets a gradient; -inf makes its pairs cost 0.
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        log_negative: log M + log E_q[e^s] of each anchor [b], which gets a gradient; with -inf the loss of its pairs is
+            0.
+        temperature: The temperature.
+        anchor_labels: Labels [b].
+        candidate_labels: Labels [n].
+        anchor_ids: Ids [b].
+        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     total, _, count = _apply("pair_losses", anchors, candidates, temperature, tags, normalize, log_negative)
@@ -95,7 +121,8 @@ def _apply(
     normalize: bool,
     log_negative: Tensor | None,
 ) -> Any:
-    anchors, candidates = served(who, anchors, candidates, temperature)
+    """Check labels and inputs, and run the autograd function."""
+    anchors, candidates = supported_sides(who, anchors, candidates, temperature)
     if tags.labels is None:
         raise argument_error(who, "labels of the anchors and of the candidates", "candidate_labels", None)
     value, learned = HostTemperature.of(temperature)
@@ -145,7 +172,7 @@ class _Positives(torch.autograd.Function):
 
 
 class LabelGradients(NamedTuple):
-    """P, Q and L of the derivation, gradients divided by ``unit``; None for Q where each pair has a loss of its own."""
+    """P, Q and L of the derivation, gradients divided by ``unit``; Q is None if each pair has a loss of its own."""
 
     p: Tensor
     q: Tensor | None
@@ -156,6 +183,7 @@ class LabelGradients(NamedTuple):
 def _upstream(
     g_first: Tensor, g_second: Tensor, first: Tensor, offset: Tensor | None, dtype: torch.dtype
 ) -> LabelGradients:
+    """Scale the upstream gradients so that their products fit float16."""
     largest = g_first.abs().amax() + (0.0 if offset is not None else g_second.abs().amax())
     unit = torch.where(largest == 0, 1.0, largest * (4.0 / 2.0**14 if dtype == torch.float16 else 1.0))
     if offset is not None:
@@ -167,6 +195,7 @@ def _upstream(
 def _sweep(
     rows: SweepSide, columns: SweepSide, offset: Tensor | None, temperature: float, itself: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward sweep; returns both sums and the number of positives of each row."""
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     first, second = rows.vectors.new_empty(2, b, dtype=torch.float32).unbind()
     count = rows.vectors.new_empty(b, dtype=torch.int32)
@@ -184,6 +213,7 @@ def _sweep(
 def _gradient(
     ctx: Any, rows: SweepSide, columns: SweepSide, anchors: SweepSide, parts: LabelGradients, row: bool, column: bool
 ) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of the rows, and the product of each row with it."""
     (b, d), n = rows.vectors.shape, columns.vectors.shape[0]
     gradient = torch.empty_like(rows.vectors)
     product = rows.vectors.new_empty(b, dtype=torch.float32)

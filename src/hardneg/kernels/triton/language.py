@@ -1,4 +1,4 @@
-"""Triton, 3.4 or newer. Without it the modules of the kernels import all the same, and cannot run."""
+"""The import of Triton, 3.4 or newer; without it the modules of the kernels can be imported but not run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ except ModuleNotFoundError as error:
     _triton = tl = None
 
 installed = tl is not None and hasattr(_triton, "knobs")
-"""Triton 3.4 or newer: in the interpreter of 3.2 the kernels count wrong numbers of positives."""
+"""True with Triton 3.4 or newer: in the interpreter of 3.2 the kernels return wrong numbers of positives."""
 interpreted = installed and bool(_triton.knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
+"""True if kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import)."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
+    """Compile a kernel function with Triton; return it unchanged if Triton is not installed."""
     return _triton.jit(function) if installed else function
 
 
 def launched(function: Callable[..., Any]) -> Any:
+    """Compile a kernel that the host launches; return it unchanged if Triton is not installed."""
     return Launched(jit(function), interpreted) if installed else function

@@ -1,6 +1,6 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""Similarities of anchors with their own positives, norms and gradients in one kernel each way."""
+"""Similarities of anchors with their own positives: norms and gradients in one kernel each way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 16
 
 @jit
 def _load(at, mask, NORMS: tl.constexpr):
-    """Rows in float32, of unit norm with NORMS, and the slopes of their norms; infinities as NaN."""
+    """Load rows in float32, of unit norm with NORMS, and the slopes of their norms; infinities become NaN."""
     v = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     slope = tl.sum(v * 0.0, 1) + 1.0
     if NORMS:
@@ -32,6 +32,7 @@ def _load(at, mask, NORMS: tl.constexpr):
 def _forward(
     a_ptr, p_ptr, out_ptr, b, num_positives, d, BM: tl.constexpr, BD: tl.constexpr, NORMS: tl.constexpr
 ):  # fmt: skip
+    """Compute the similarities of a block of anchors with their positives."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # positives may have 2**31 elements
     features = tl.arange(0, BD)
     mask = (rows < b)[:, None] & (features < d)[None, :]
@@ -47,7 +48,7 @@ def _backward(
     a_ptr, p_ptr, g_ptr, a_gradient_ptr, p_gradient_ptr, b, num_positives, d,
     BM: tl.constexpr, BD: tl.constexpr, NORMS: tl.constexpr, POSITIVES: tl.constexpr,
 ):  # fmt: skip
-    """With unit vectors u and v of raw ones: grad raw u = slope_u sum g (v - u (u . v))."""
+    """Compute the gradients; with unit vectors u and v, the gradient of the raw u is slope_u sum g (v - u (u . v))."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # positives may have 2**31 elements
     features = tl.arange(0, BD)
     mask = (rows < b)[:, None] & (features < d)[None, :]
@@ -71,6 +72,8 @@ def _backward(
 
 
 class _Similarity(torch.autograd.Function):
+    """The similarities of anchors with their own positives, as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, anchors: Tensor, positives: Tensor, normalize: bool) -> Tensor:
         anchors, positives = anchors.contiguous(), positives.contiguous()
@@ -100,6 +103,12 @@ class _Similarity(torch.autograd.Function):
 def own_similarity(
     anchors: Annotated[Tensor, "b d"], positives: Annotated[Tensor, "b p d"], normalize: bool
 ) -> Annotated[Tensor, "b p"]:
-    """The cosine (``normalize``) or product of each anchor with each of its positives, in float32."""
+    """Compute the cosine (``normalize``) or product of each anchor with each of its positives, in float32.
+
+    Args:
+        anchors: Vectors [b, d].
+        positives: Vectors [b, p, d].
+        normalize: Whether to divide by the norms.
+    """
     found: Tensor = _Similarity.apply(anchors, positives, normalize)  # type: ignore[no-untyped-call]
     return found

@@ -20,7 +20,7 @@ from hardneg.kernels.triton.language import jit, launched, tl
 
 @jit
 def positive_blocks(begin_ptr, end_ptr, b, n, BM: tl.constexpr, BN: tl.constexpr, SORTED: tl.constexpr):
-    """The columns [begin, end) that the positives of a block of rows are among, begin a multiple of BN."""
+    """Return the columns [begin, end) that contain the positives of a block of rows; begin is a multiple of BN."""
     row = tl.program_id(0) * BM
     begin = row * 0
     end = begin + n
@@ -37,6 +37,7 @@ def scores_and_positives(
     BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr,
     IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute a block of scores and the mask of its positives; also return the loaded columns and their numbers."""
     columns = start + tl.arange(0, BN)
     c = load_vectors(c_ptr, columns, n, d, BD, True, FULL_D)
     x = tl.dot(r, tl.trans(c), input_precision=PRECISION) * scale
@@ -56,7 +57,7 @@ def scores_and_positives(
 
 @jit
 def log2_1p(t):
-    """log2(1 + t) for 0 <= t <= 1, also where 1 + t loses the digits of t."""
+    """Compute log2(1 + t) for 0 <= t <= 1, also where 1 + t loses the digits of t."""
     small = t * (1.4426950408889634 - 0.7213475204444817 * t)
     return tl.where(t < 1e-4, small, tl.log2(1.0 + t))
 
@@ -68,7 +69,7 @@ def positives_forward(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr,
     SELF: tl.constexpr, IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """PAIRS: log_sum is the sum of the losses and total that of their slopes."""
+    """Sum over the positives of each row; PAIRS: log_sum is the sum of the losses and total that of their slopes."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < b
     given = rows
@@ -115,7 +116,7 @@ def positives_forward(
 def positive_gradient(
     x, P_ptr, Q_ptr, L_ptr, order_ptr, at, count, AXIS: tl.constexpr, SORTED: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """The gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0)."""
+    """Compute the gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0)."""
     given = at
     if SORTED:
         given = tl.load(order_ptr + at, mask=at < count, other=0)
@@ -136,6 +137,7 @@ def positives_backward(
     SELF: tl.constexpr, IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
     ROW: tl.constexpr, COLUMN: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradient of the rows in their roles as anchors (ROW) and as candidates (COLUMN)."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     real = rows < b
     r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)

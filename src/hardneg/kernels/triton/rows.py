@@ -39,14 +39,14 @@ from hardneg.kernels.triton.blocks import (
 from hardneg.kernels.triton.language import jit, launched, tl
 
 UNIFORM, SQUARE, GENERAL = 0, 1, 2
-"""Weights of a pair: one exponential; one and its square (beta = 1); two."""
+"""Kinds of tilt: one exponential per pair; one and its square (beta = 1); two."""
 
 
 @jit
 def fold(values, BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
-    """[BM, BN] -> [BM, 8]: sums that a thread of the tensor cores' layout takes alone; the rest is for the end.
+    """Sum [BM, BN] to [BM, 8], which a thread of the tensor cores' layout sums alone; the rest is summed at the end.
 
-    GIVEN: what was loaded has another layout, in which a thread takes no sum alone.
+    GIVEN: loaded values have another layout, in which a thread sums nothing alone.
     """
     if GIVEN:
         return values
@@ -56,6 +56,7 @@ def fold(values, BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
 
 @jit
 def number_of(pairs, GIVEN: tl.constexpr):
+    """Count the pairs of each row; GIVEN: at the end."""
     if GIVEN:
         return pairs
     else:
@@ -64,7 +65,7 @@ def number_of(pairs, GIVEN: tl.constexpr):
 
 @jit
 def nothing_yet(BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
-    """The sums, the largest x and the number of excluded pairs of no blocks."""
+    """Return the initial sums, largest x and number of excluded pairs."""
     sums = tl.zeros([BM, BN if GIVEN else 8], tl.float32)
     if GIVEN:
         outside = tl.zeros([BM, BN], tl.int32)
@@ -75,7 +76,7 @@ def nothing_yet(BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
 
 @jit
 def joined(sum0, sum1, top, late0, late1, late_top, beta, FIXED: tl.constexpr):
-    """The sums of two parts of the columns, each relative to its own largest x."""
+    """Merge the sums of two parts of the columns, each relative to its own largest x."""
     if FIXED:
         return sum0 + late0, sum1 + late1, top
     else:
@@ -96,9 +97,9 @@ def added(
     SELF: tl.constexpr, IDS: tl.constexpr, LABELS: tl.constexpr, BAND: tl.constexpr, WINDOW: tl.constexpr,
     GIVEN: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    """The sums with one more block of columns, whose products with the rows are x.
+    """Add one more block of columns to the sums, whose products with the rows are x.
 
-    GIVEN: the products were made beforehand, of rows and columns of norm 1.
+    GIVEN: the products were computed beforehand, of rows and columns of norm 1.
     """
     if NORMS and not GIVEN:
         c_norm = load_rows(c_norm_ptr, columns, n, CHECKED)[None, :]
@@ -157,7 +158,7 @@ def added(
 
 @jit
 def pair_loss(log_mean, support, positive, temperature, tau_plus, DEBIASED: tl.constexpr):
-    """softplus(log M + log E - positive) of each row, M the support, and its slopes by log_mean and by the positive.
+    """Compute softplus(log M + log E - positive) of each row, with support M, and its slopes by log_mean and positive.
 
     DEBIASED: E becomes (E - tau_plus e^positive) / (1 - tau_plus), at least e^(-1 / temperature), as in ``debiased``.
     """
@@ -190,7 +191,7 @@ def finish_rows(
     BM: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, TILT: tl.constexpr, FIXED: tl.constexpr,
     NORMS: tl.constexpr, SORTED: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
-    """Stores the statistics of the rows, and their losses, as the rows were given."""
+    """Store the statistics of the rows, and their losses, in the given order."""
     real = rows < b
     if FIXED:
         at = tl.full([BM], 0.0, tl.float32) + shift
@@ -239,6 +240,7 @@ def forward(
     BAND: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr, LATE: tl.constexpr,
     PRECISION: tl.constexpr, VIEWS: tl.constexpr, DEBIASED: tl.constexpr,
 ):  # fmt: skip
+    """Compute the statistics of a block of rows against all columns."""
     begin = tl.program_id(0) * BM
     rows = begin + tl.arange(0, BM)
     a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
@@ -294,7 +296,7 @@ def forward_of_products(
     WINDOW: tl.constexpr, MASKED: tl.constexpr, SORTED: tl.constexpr, RAGGED: tl.constexpr,
     VIEWS: tl.constexpr, DEBIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """``forward`` for the rows from ``base`` on, whose products with all columns are given, [rows, n].
+    """Compute ``forward`` for the rows from ``base`` on, whose products with all columns are given, [rows, n].
 
     The last rows come first: their products were written last, and are in the cache.
     """

@@ -1,4 +1,8 @@
-"""The two sides of a sweep: vectors and tags in the order in which few blocks need a mask; shapes of blocks; limits."""
+"""The two sides of a sweep: limits of the inputs, vectors and tags in an order that needs few masks, shapes of blocks.
+
+``why_unsupported`` returns why inputs are not supported, and ``supported_sides`` raises for them. ``sides_of`` prepares
+rows and columns as ``SweepSide``; ``block_of`` and ``switches`` give the shapes and constants of a launch.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,27 @@ from hardneg.kernels.triton.blocks import normed
 from hardneg.kernels.triton.language import installed, interpreted
 
 LARGEST_DIM = 256
-"""Features that a block holds whole."""
+"""Largest number of features that a block holds as a whole."""
 WIDEST_DIM = 2048
-"""Of 16 bits, which are multiplied before the sweep: see ``wide``."""
+"""Largest number of features in 16 bits, whose products are computed before the sweep: see ``wide``."""
 NOT_WIDE = f"more than {LARGEST_DIM} features need normalize=True, no band and no positives by label"
 SORTED_FROM = 8192
-"""Candidates from which on rows are sorted by label or id, so that blocks without an equal pair skip the mask."""
+"""Number of candidates from which rows are sorted by label or id, so that most blocks need no mask."""
 
-SERVED = (torch.bfloat16, torch.float16, torch.float32)
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 PerCandidate = Annotated[Tensor, "n"]
 
 
 class HostTemperature(NamedTuple):
-    """A temperature, read on the host once, and its tensor if that gets a gradient."""
+    """A temperature whose value was read on the host once, and its tensor if that gets a gradient."""
 
     value: float
     learned: Tensor | None = None
 
     @classmethod
     def of(cls, temperature: float | Tensor | HostTemperature) -> HostTemperature:
+        """Read the value of a temperature."""
         if isinstance(temperature, HostTemperature):
             return temperature
         if not isinstance(temperature, Tensor):
@@ -40,22 +45,30 @@ class HostTemperature(NamedTuple):
         return cls(float(temperature.detach()), temperature if temperature.requires_grad else None)
 
 
-def supports(
+def why_unsupported(
     anchors: Tensor, candidates: Tensor | None = None, temperature: float | Tensor = 1.0, beta: float = 0.0
 ) -> str | None:
-    """Why the kernels cannot serve these vectors; None if they can."""
+    """Return why the kernels do not support these vectors; None if they do.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        temperature: The temperature, which must be one number.
+        beta: The tilt.
+    """
     others = anchors if candidates is None else candidates
     if not installed:
         return "triton 3.4 or newer is not installed"
     if not anchors.is_cuda:
         return f"the vectors are on {anchors.device.type}, and Triton needs a GPU"
-    return cannot_serve(anchors, others, temperature, beta)
+    return why_unsupported_inputs(anchors, others, temperature, beta)
 
 
-def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, beta: float) -> str | None:
+def why_unsupported_inputs(anchors: Tensor, candidates: Tensor, temperature: float | Tensor, beta: float) -> str | None:
+    """Return why the kernels do not support these inputs, on a GPU or in the interpreter; None if they do."""
     if anchors.ndim != 2 or candidates.ndim != 2 or anchors.shape[1] != candidates.shape[1]:
         return f"the shapes are {tuple(anchors.shape)} and {tuple(candidates.shape)}, not [b, d] and [n, d]"
-    if anchors.dtype not in SERVED or candidates.dtype not in SERVED:
+    if anchors.dtype not in SUPPORTED_DTYPES or candidates.dtype not in SUPPORTED_DTYPES:
         return f"the vectors are {anchors.dtype} and {candidates.dtype}, not bfloat16, float16 or float32"
     if anchors.device != candidates.device:
         return f"the vectors are on {anchors.device} and {candidates.device}"
@@ -65,13 +78,13 @@ def cannot_serve(anchors: Tensor, candidates: Tensor, temperature: float | Tenso
     if max(anchors.numel(), candidates.numel()) >= 2**31:
         return "one side has 2**31 elements or more"
     if isinstance(temperature, Tensor) and temperature.numel() != 1:
-        return f"there are {temperature.numel()} temperatures, and not one for all anchors"
+        return f"there are {temperature.numel()} temperatures instead of one for all anchors"
     if beta < 0:
         return f"the tilt beta={beta} is negative"
     return None
 
 
-def served(
+def supported_sides(
     who: str,
     anchors: Tensor,
     candidates: Tensor | None,
@@ -79,30 +92,42 @@ def served(
     beta: float = 0.0,
     wide: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Both sides in one type that holds both; raises for what the kernels cannot serve. ``wide``: they may be."""
+    """Convert both sides to one type that holds both.
+
+    Args:
+        who: Name of the caller, for errors.
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        temperature: The temperature.
+        beta: The tilt.
+        wide: Whether more than LARGEST_DIM features are supported here.
+
+    Raises:
+        ArgumentError: If the kernels do not support the inputs, with the reason.
+    """
     others = anchors if candidates is None else candidates
     given = 1.0 if isinstance(temperature, HostTemperature) else temperature
-    reason = (cannot_serve if interpreted else supports)(anchors, others, given, beta)
+    reason = (why_unsupported_inputs if interpreted else why_unsupported)(anchors, others, given, beta)
     if reason is None and is_wide(anchors) and not wide:
         reason = NOT_WIDE
     if reason is not None:
-        raise ArgumentError(who, "what the Triton kernels can serve", reason, "use another implementation")
+        raise ArgumentError(who, "inputs that the Triton kernels support", reason, "use another implementation")
     both = torch.promote_types(anchors.dtype, others.dtype)
     return anchors.to(both), None if candidates is None else candidates.to(both)
 
 
 Both = tuple[Tensor, Tensor]
-"""A tag of the anchors, and of the candidates."""
+"""A tag of the anchors and of the candidates."""
 
 
 @dataclass(frozen=True, eq=False)
 class SideTags:
-    """What is known of both sides besides their vectors."""
+    """Ids and labels of both sides."""
 
     ids: Both | None
     labels: Both | None
     few: bool
-    """Too few candidates for sorting to pay: every block is masked."""
+    """True if there are too few candidates for sorting to pay off: every block is masked."""
 
     @classmethod
     def of(
@@ -114,7 +139,11 @@ class SideTags:
         anchor_labels: Tensor | None,
         candidate_labels: Tensor | None,
     ) -> SideTags:
-        """Those that both sides have; in self-similarity the candidates have those of the anchors."""
+        """Collect the tags that both sides have.
+
+        A tag that only one side has cannot exclude a pair and is dropped. In self-similarity the candidates have the
+        tags of the anchors, and those of the candidates are ignored.
+        """
         if candidates is None:
             candidate_ids, candidate_labels = anchor_ids, anchor_labels
         ids = None if anchor_ids is None or candidate_ids is None else (anchor_ids, candidate_ids)
@@ -132,20 +161,29 @@ class SweepSide(NamedTuple):
     labels: Tensor | None
     order: Tensor | None = None
     begin: Tensor | None = None
-    """Of each row the columns [begin, end) with its label, or with its id where labels do not count."""
+    """Columns [begin, end) with the label of each row, or with its id where labels do not matter."""
     end: Tensor | None = None
     split: Tensor | None = None
-    """Whether an id has two labels, and so columns elsewhere."""
+    """True if an id has two labels, and so also columns elsewhere."""
     slopes: Tensor | None = None
-    """With norms: what a gradient is multiplied by, the inverse norms of the rows as they were given."""
+    """With norms: factor of the gradients, the inverse norms of the rows as they were given."""
     units: Tensor | None = None
-    """The rows of norm 1 in float16, where products are made beforehand."""
+    """The rows of norm 1 in float16, if products are computed beforehand."""
 
 
 def sides_of(
     anchors: Tensor, candidates: Tensor | None, tags: SideTags, normalize: bool, masked: bool, units: bool = False
 ) -> tuple[SweepSide, SweepSide]:
-    """Rows and columns: the same where the candidates are the anchors."""
+    """Prepare rows and columns; they are the same if the candidates are the anchors.
+
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves.
+        tags: Ids and labels of both sides.
+        normalize: Whether to divide the vectors by their norms.
+        masked: Whether every block is masked; otherwise both sides are sorted by label or id.
+        units: Whether to compute float16 rows of norm 1, for products that are computed beforehand.
+    """
     ids, labels, split = tags.ids, tags.labels, None
     sort = not masked and bool(ids or labels)
     if sort and ids and labels:
@@ -161,7 +199,7 @@ def sides_of(
 
 
 def sides_from(saved: tuple[Any, ...]) -> tuple[SweepSide, SweepSide, tuple[Any, ...]]:
-    """Rows, columns and the rest of the tensors that a forward pass saved, in this order."""
+    """Split the tensors saved by a forward pass into rows, columns and the rest."""
     width = len(SweepSide._fields)
     return SweepSide(*saved[:width]), SweepSide(*saved[width : 2 * width]), saved[2 * width :]
 
@@ -174,6 +212,7 @@ def _side(
     units: bool,
     order: Tensor | None = None,
 ) -> SweepSide:
+    """Prepare one side: contiguous vectors in their order, with norms and unit rows if needed."""
     vectors = vectors.detach()
     if not normalize:
         return SweepSide(vectors.contiguous() if order is None else vectors[order], None, ids, labels, order)
@@ -192,6 +231,7 @@ def _side(
 def _sorted_side(
     vectors: Tensor, ids: Tensor | None, labels: Tensor | None, normalize: bool, units: bool
 ) -> tuple[SweepSide, Tensor]:
+    """Prepare one side sorted by label, or by id without labels; also return the sorted keys."""
     if labels is None:
         assert ids is not None
         ids, order = ids.sort(stable=True)
@@ -201,14 +241,15 @@ def _sorted_side(
 
 
 def _facing(rows: SweepSide, keys: Tensor, others: Tensor, split: Tensor | None) -> SweepSide:
+    """Add to each row the range of columns with its key."""
     begin, end = (torch.searchsorted(others, keys, right=right, out_int32=True) for right in (False, True))
     return rows._replace(begin=begin, end=end, split=split)
 
 
 def _numbered_ids(ids: Both, labels: Both) -> tuple[Both, Tensor]:
-    """The ids as small numbers of 32 bits, nobody's as -1; and whether one id has two labels.
+    """Number the ids in 32 bits, -1 for none, and tell whether one id has two labels.
 
-    Then the columns of a row's id are not all among those of its label.
+    If so, the columns of a row's id are not all among those of its label.
     """
     itself = ids[1] is ids[0] and labels[1] is labels[0]
     ordered, order = (ids[0] if itself else torch.cat(ids)).sort(stable=True)
@@ -222,6 +263,8 @@ def _numbered_ids(ids: Both, labels: Both) -> tuple[Both, Tensor]:
 
 
 class BlockShape(NamedTuple):
+    """Rows and columns of a block, and the warps, stages and registers of a launch."""
+
     rows: int
     columns: int
     warps: int
@@ -230,9 +273,15 @@ class BlockShape(NamedTuple):
 
 
 def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False) -> BlockShape:
-    """The shapes that were fastest on an H200; the same for the same input, so that the bits are too.
+    """Return the shapes that were fastest on an H200.
 
-    ``given``: for products that are made beforehand.
+    They are the same for the same input, so that the bits are too.
+
+    Args:
+        vectors: The rows of a sweep, for their type and number of features.
+        num_rows: Number of rows.
+        backward: Whether the block is for the backward pass.
+        given: Whether the products are computed beforehand.
     """
     d = vectors.shape[1]
     if given:
@@ -247,18 +296,27 @@ def block_of(vectors: Tensor, num_rows: int, backward: bool, given: bool = False
 
 
 def is_wide(vectors: Tensor) -> bool:
+    """True if a block cannot hold all features."""
     return vectors.shape[1] > LARGEST_DIM
 
 
 def padded(d: int) -> int:
-    """A power of two that blocks of so many features fit into."""
+    """Return the smallest power of two, at least 16, that is not below d."""
     return max(16, 1 << (d - 1).bit_length())
 
 
 def switches(
     rows: SweepSide, columns: SweepSide, itself: bool, block: BlockShape, without: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The constants of a launch, but those that the kernel is ``without``."""
+    """Return the constants of a launch.
+
+    Args:
+        rows: The rows of the sweep.
+        columns: The columns of the sweep.
+        itself: Whether the columns are the rows.
+        block: Shape of the blocks.
+        without: Names of constants that the kernel does not have.
+    """
     n, d = columns.vectors.shape[0], rows.vectors.shape[1]
     half = rows.vectors.dtype != torch.float32
     every = {

@@ -2,7 +2,9 @@
 
     s = similarity / temperature;   log w = beta s inside the row's band and outside the masks by id and label
 
-The kernels and their derivation are in ``rows``. What they cannot do ``supports`` names; nothing falls back.
+``row_statistics`` is the general call, ``two_view_losses`` the faster one for two views with InfoNCE;
+``backends/triton.py`` calls both. The kernels and their derivation are in ``rows``. ``why_unsupported`` returns what
+they do not support; nothing falls back.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.types import PerAnchor
 from hardneg.kernels.triton.edges import Sizes
 from hardneg.kernels.triton.function import FIXED_SHIFT_BITS, Band, LaunchPlan, RowStatisticsFunction, spread
-from hardneg.kernels.triton.sides import HostTemperature, PerCandidate, SideTags, served
-from hardneg.kernels.triton.sides import supports as supports
+from hardneg.kernels.triton.sides import HostTemperature, PerCandidate, SideTags, supported_sides
+from hardneg.kernels.triton.sides import why_unsupported as why_unsupported
 
 
 class RowStatistics(NamedTuple):
-    """What an objective needs of each anchor's negatives."""
+    """Statistics of each anchor's negatives."""
 
     log_mean: PerAnchor
     """log E_q[e^s]; -inf without a negative."""
     log_mass: PerAnchor
-    """LSE(log w), the log of the sum of the weights."""
+    """Log of the sum of the weights."""
     support: PerAnchor
-    """The number of candidates that q allows, int32."""
+    """Number of candidates that q allows, int32."""
 
 
 def row_statistics(
@@ -49,27 +51,37 @@ def row_statistics(
     normalize: bool = False,
     unit: bool = True,
 ) -> RowStatistics:
-    """Log E_q[e^s] and the log-mass of each anchor over the candidates, with gradients and without a [b, n] tensor.
+    """Compute log E_q[e^s] and the log-mass of each anchor over the candidates, without a [b, n] tensor.
 
-    candidates: None for the anchors themselves (two views in one tensor); then an anchor never meets itself, and the
-        tags of the candidates are those of the anchors.
-    temperature: a number, or a tensor with one element, which gets a gradient; its value is read on the host.
-    beta, detach: the tilt log w = beta s, and whether its gradient is cut.
-    anchor_ids, candidate_ids: equal ids are no negatives; a negative id equals no other.
-    anchor_labels, candidate_labels: equal labels are no negatives (OtherLabel).
-    low, high: the band of each anchor in plain similarity, ends included.
-    window: the ranks of the negatives of each anchor among those of other ids; ``normalize``, 16 bits, no band, no
-        labels, and candidates that need no gradient.
-    normalize: divides vectors by their norms, inside the products.
-    unit: the vectors have unit norm; without it (and without ``normalize``) every row keeps a running maximum.
+    Args:
+        anchors: Vectors [b, d].
+        candidates: Vectors [n, d]; None for the anchors themselves (two views in one tensor), where an anchor is never
+            compared with itself and the tags of the candidates are those of the anchors.
+        temperature: A number, or a tensor with one element, which gets a gradient; its value is read on the host.
+        beta: The tilt log w = beta s.
+        detach: Whether to stop the gradient through the tilt.
+        anchor_ids: Ids of the anchors [b]; equal ids are no negatives, and a negative id equals no other.
+        candidate_ids: Ids of the candidates, [n].
+        anchor_labels: Labels of the anchors [b]; equal labels are no negatives (OtherLabel).
+        candidate_labels: Labels of the candidates, [n].
+        low: Lowest plain similarity of a negative, included.
+        high: Highest plain similarity of a negative, included.
+        window: Ranks of each anchor's negatives among candidates of other ids; needs ``normalize``, 16 bits, no band,
+            no labels, and candidates without a gradient.
+        normalize: Whether to divide vectors by their norms, inside the products.
+        unit: Whether the vectors have unit norm; if not (and without ``normalize``) every row keeps a running maximum.
+
+    Raises:
+        ArgumentError: If the kernels do not support the arguments.
     """
     wide = normalize and low is None and high is None
-    anchors, candidates = served("row_statistics", anchors, candidates, temperature, beta, wide)
+    anchors, candidates = supported_sides("row_statistics", anchors, candidates, temperature, beta, wide)
     value, learned = HostTemperature.of(temperature)
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
     band = _band(low, high, anchors)
     if window is not None and (candidates is None or candidates.requires_grad or not wide or tags.labels is not None):
-        raise ArgumentError("row_statistics", "a window of normalised vectors against a queue", "another one")
+        what = "normalize=True, no band, no labels and candidates without a gradient for a window"
+        raise ArgumentError("row_statistics", what, "other arguments")
     fixed = (unit or normalize) and spread(value, beta) < FIXED_SHIFT_BITS
     masked = tags.few or (window is not None and tags.ids is not None)  # ties are broken by column, not by id
     plan = LaunchPlan(value, float(beta), detach, normalize, fixed, candidates is None, masked, window=window)
@@ -78,12 +90,14 @@ def row_statistics(
 
 
 class ViewLosses(NamedTuple):
+    """Losses and statistics of two views."""
+
     losses: PerAnchor
-    """InfoNCE of each row, never reduced; 0 without a negative."""
+    """InfoNCE of each row, not reduced; 0 without a negative."""
     positives: PerAnchor
-    """The scores of the positives, without a gradient."""
+    """Scores of the positives, without a gradient."""
     log_mean: PerAnchor
-    """log E_q[e^s] before tau_plus; it passes no gradient on."""
+    """log E_q[e^s] before tau_plus, without a gradient."""
     support: PerAnchor
 
 
@@ -100,12 +114,30 @@ def two_view_losses(
     normalize: bool = False,
     unit: bool = True,
 ) -> ViewLosses:
-    """SimCLR, DCL and HCL of both views in one tensor: positives, debiasing and losses inside the sweep.
+    """Compute SimCLR, DCL or HCL of both views in one tensor, with positives, debiasing and losses inside the sweep.
 
-    Row i + b is the other view of row i. What ``row_statistics`` and a few operations on [2b] tensors give, with a
-    fraction of the launches: what small batches pay for. The other arguments are those of ``row_statistics``.
+    The result is that of ``row_statistics`` and a few operations on [2b] tensors, with a fraction of the launches,
+    which dominate the time of small batches.
+
+    Args:
+        vectors: Both views [2b, d]; row i + b is the other view of row i.
+        temperature: A number, or a tensor with one element, which gets a gradient.
+        beta: The tilt log w = beta s.
+        detach: Whether to stop the gradient through the tilt.
+        tau_plus: Probability that a negative has the anchor's class.
+        ids: Ids of the rows [2b]; by default both views of an instance have its number.
+        labels: Labels of the rows [2b]; equal labels are no negatives.
+        low: Lowest plain similarity of a negative.
+        normalize: Whether to divide vectors by their norms, inside the products.
+        unit: Whether the vectors have unit norm.
+
+    Returns:
+        The losses of all rows, not reduced, with the scores of the positives and the statistics.
+
+    Raises:
+        ArgumentError: If the number of rows is odd, or the kernels do not support the arguments.
     """
-    served("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
+    supported_sides("two_view_losses", vectors, None, temperature, beta, wide=normalize and low is None)
     rows = vectors.shape[0]
     if rows % 2 or not 0.0 <= tau_plus < 1.0:
         what = "an even number of rows and tau_plus in [0, 1)"
@@ -122,6 +154,7 @@ def two_view_losses(
 
 
 def _band(low: float | Tensor | None, high: float | Tensor | None, anchors: Tensor) -> Band:
+    """Expand the limits of the similarity to one number per anchor."""
     if low is None and high is None:
         return None, None
 

@@ -1,1 +1,5 @@
-"""EMC2's Metropolis-Hastings chains in Triton: proposals, walks and the chain itself."""
+"""The Metropolis-Hastings chains of EMC2 in Triton.
+
+``walks`` is everything that EMC2 does with a batch of chains, in four kernels; the first of them is in ``proposals``.
+``chain`` is the bare walk with given draws, for ``draws=`` and for tests. ``state.chain`` decides what runs.
+"""

@@ -1,11 +1,11 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""Metropolis-Hastings chains as one kernel: the visits of ``chain.metropolis_hastings``, to the bit.
+"""Metropolis-Hastings chains as one kernel: the visits of ``metropolis.metropolis_hastings``, to the bit.
 
-A program walks CHAINS chains. The scores of the proposals and the bars that the state's score must stay below do not
-depend on the state: they are gathered first, step by step side by side for all chains of the program, so that the walk
-itself, a comparison and two selections per step, reads them ahead. Counts are added atomically, and are the same in any
-order: they are whole numbers.
+A program walks CHAINS chains. The scores of the proposals, and the bars that the score of the state must stay below for
+a move, do not depend on the state. They are gathered first, step by step next to each other for all chains of the
+program, so that the walk itself, a comparison and two selections per step, can load them ahead. Counts are added
+atomically and are the same in any order, because they are whole numbers.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def _walk(
     tl.store(end_ptr + chains, column.to(tl.int64), mask=real)
 
 
-def supports(log_scores: PerColumn) -> str | None:
-    """Why the kernel cannot serve these scores; None if it can."""
+def why_unsupported(log_scores: PerColumn) -> str | None:
+    """Return the reason why the kernel does not support these scores; None if it does."""
     if not installed:
         return "triton 3.4 or newer is not installed"
     if not log_scores.is_cuda:
         return f"the scores are on {log_scores.device.type}, and Triton needs a GPU"
     if log_scores.dtype not in (torch.float32, torch.float64):
-        return f"the scores are {log_scores.dtype}, and not float32 or float64"
+        return f"the scores are {log_scores.dtype}, not float32 or float64"
     if log_scores.dtype == torch.float32 and log_scores.shape[1] >= 2**24:
         return "there are 2**24 columns or more, which float32 cannot number"
     return None
@@ -78,10 +78,14 @@ def supports(log_scores: PerColumn) -> str | None:
 
 @outside_graphs
 def walk(log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0) -> Visits:
-    """As ``chain.metropolis_hastings``."""
-    if not interpreted and (reason := supports(log_scores)):
+    """Walk the chains; arguments and result are those of ``metropolis.metropolis_hastings``.
+
+    Raises:
+        ArgumentError: If the kernel does not support the scores.
+    """
+    if not interpreted and (reason := why_unsupported(log_scores)):
         fix = "use hardneg.state.metropolis.metropolis_hastings"
-        raise ArgumentError("walk", "what the Triton kernel can serve", reason, fix)
+        raise ArgumentError("walk", "scores that the Triton kernel supports", reason, fix)
     b, n = log_scores.shape
     k = proposals.shape[1]
     scores = log_scores.detach() if log_scores.stride(1) == 1 else log_scores.detach().contiguous()

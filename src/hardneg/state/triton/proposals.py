@@ -1,8 +1,8 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""What a batch of EMC2's chains needs before it walks: where each begins, and what is proposed at each step.
+"""What a batch of EMC2's chains needs before it walks: where each chain starts, and the proposals of each step.
 
-One kernel, since each job needs what the one before has found of a chain.
+It is one kernel, because each part needs what the one before has found for a chain. ``walks`` launches it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hardneg.kernels.triton.language import jit, launched, tl
 
 @jit
 def _splitmix(x):
-    """As ``core.keyed.splitmix``; a shift of signed numbers keeps the sign, which the masks take away."""
+    """Mix bits as ``core.keyed.splitmix``; signed shifts keep the sign, which the masks remove."""
     x = x + -7046029254386353131
     x = (x ^ ((x >> 30) & 17179869183)) * -4658895280553007687
     x = (x ^ ((x >> 27) & 137438953471)) * -7723592293110705685
@@ -30,8 +30,9 @@ def _list_columns(
     valid_ptr, ids_ptr, views_ptr, counts_ptr, table, chains, real, state, own_view,
     num_columns, ids_stride, views_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Which columns may be proposed, as a list: their number, and where the state is among them, if it can in its own
-    view.
+    """List the columns that may be proposed.
+
+    Returns their number, and the column of the state, preferably in its own view.
     """
     number = tl.zeros([ROWS], tl.int32)
     same_at = tl.zeros([ROWS], tl.int32) + num_columns

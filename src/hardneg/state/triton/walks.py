@@ -1,10 +1,11 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""A batch of EMC2's chains as four kernels: what ``state.chain.Chain.walk`` does, with the same draws.
+"""A batch of EMC2's chains as four kernels: what ``state.chain.Chain.walk`` computes, with the same draws.
 
-What does not depend on the state is prepared for all chains and steps at once: the proposals, their scores, and the
-bars that the state's score must stay below. So the walk itself has a comparison and two selections per step. Counts are
-added atomically, and are the same in any order: they are whole numbers.
+Everything that does not depend on the state is prepared for all chains and steps at once (``proposals``): the proposed
+columns, their scores, and the bars that the score of the state must stay below for a move. So the walk itself has a
+comparison and two selections per step. Counts are added atomically and are the same in any order, because they are
+whole numbers. ``walk`` and ``remember`` are called by ``Chain``.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from hardneg.state.metropolis import ChainBatch, ChainMemory, PerChain, PerColum
 from hardneg.state.triton.proposals import prepare
 
 GROUP = 32
-"""Chains that one warp walks."""
+"""Number of chains that one warp walks."""
 AHEAD = 12
-"""Steps that are read ahead of the walk."""
+"""Number of steps that are loaded ahead of the walk."""
 ROWS, STEPS, COLUMNS = 8, 64, 64
 
 
 class Walked(NamedTuple):
+    """The result of ``walk``; the figures are those of ``chain.Walk``."""
+
     log_visits: PerColumn
-    """Log of the visits of each column; ``silent`` at the valid ones of a chain that was never among them."""
+    """Log of the visits of each column; ``silent`` at the valid columns of a chain whose visits were all outside."""
     end: PerChain
     figures: Annotated[Tensor, "3 b"]
-    """The share of the steps that moved, that of the visits outside the columns, and the age of the state's score."""
+    """Share of the steps that moved, share of the visits outside the columns, and age of the state's score."""
 
 
 @launched
@@ -130,7 +133,7 @@ def _remember(
 
 
 def supports(batch: ChainBatch) -> bool:
-    """Whether the kernels can serve the chains of a batch."""
+    """True if the kernels support the chains of this batch."""
     rows, columns = batch.candidates.shape
     floats = batch.candidates.dtype in (torch.float32, torch.float64)
     return installed and batch.candidates.is_cuda and floats and rows * columns > 0 and columns < 2**24
@@ -138,7 +141,15 @@ def supports(batch: ChainBatch) -> bool:
 
 @outside_graphs
 def walk(batch: ChainBatch, memory: ChainMemory, num_steps: int, burn_in: int, silent: float) -> Walked:
-    """``num_steps`` steps of each chain, of which ``burn_in`` do not count."""
+    """Walk the chains of a batch.
+
+    Args:
+        batch: Candidates and slots of the chains.
+        memory: The buffers of all chains.
+        num_steps: Number of steps.
+        burn_in: Number of first steps that are not counted.
+        silent: Log-weight for the columns of a chain whose visits were all outside.
+    """
     candidates, valid, ids, views, slots = _in_rows(batch)
     (b, n), v = candidates.shape, memory.log_score.shape[1]
     groups, valid = -(-b // GROUP), valid.view(torch.int8)
@@ -168,7 +179,7 @@ def walk(batch: ChainBatch, memory: ChainMemory, num_steps: int, burn_in: int, s
 
 @outside_graphs
 def remember(batch: ChainBatch, memory: ChainMemory, end: PerChain, num_instances: int) -> None:
-    """Where the chains ended; one that ended outside the candidates keeps its id and scores as they were."""
+    """Store where the chains ended; one that ended outside the candidates keeps its id and scores."""
     candidates, _, ids, views, slots = _in_rows(batch)
     b, n = candidates.shape
     _remember[(-(-b // ROWS),)](
@@ -180,7 +191,7 @@ def remember(batch: ChainBatch, memory: ChainMemory, end: PerChain, num_instance
 
 
 def _in_rows(batch: ChainBatch) -> ChainBatch:
-    """With neighbouring columns side by side in memory."""
+    """Make neighbouring columns adjacent in memory."""
     candidates, valid, ids, views, slots = batch
     candidates, ids, views = (
         each if each.stride(1) == 1 else each.contiguous() for each in (candidates.detach(), ids, views)
