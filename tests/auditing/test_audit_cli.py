@@ -350,13 +350,13 @@ WRONG: list[tuple[list[str], str]] = [
     (["{flat}"], "embeddings [n, d]"),
     (["{z}", "--labels", "{five}"], "for each of 6 rows, got 5 labels"),
     (["{z}", "--labels", "{dir}/nowhere.npy"], "file of labels that exists"),
-    (["{z}", "--labels", "{z}"], "labels [n] of whole numbers"),
+    (["{z}", "--labels", "{z}"], "labels [n] that are integers or text"),
     (["{z}", "--positives", "{narrow}"], "second view (6, 3)"),
-    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings alone, which have none"),
+    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings"),
     (["{z}", "-e", "Tlit(1.0)"], "Did you mean Tilt?"),
-    (["{z}", "--judgements", "{dir}/none.tsv"], "of which none match"),
+    (["{z}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
-    (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none match"),
+    (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
     (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or held-out judgements"),
     (
         ["{z}", "--wanted-false-negatives", "2"],
@@ -369,9 +369,9 @@ WRONG: list[tuple[list[str], str]] = [
     (["{dir}/half.parquet"], "Parquet"),
     (
         ["{dir}/begun"],
-        "audit needs a finished run, got {dir}/begun/embeddings.npz, which is not there; give its command again",
+        "audit needs a finished run, got {dir}/begun/embeddings.npz, which is missing; give its command again",
     ),
-    (["{z}", "--temperature", "0"], "temperature above 0"),
+    (["{z}", "--temperature", "0"], "positive temperature"),
     (["{z}", "--no-frontier"], "got none and no frontier; give --expression, or leave the frontier on"),
 ]
 

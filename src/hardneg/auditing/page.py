@@ -1,4 +1,8 @@
-"""The page of an audit: what was found, in plain sentences, for people who have not read the papers."""
+"""The page of an audit: the figures in plain sentences, for people who have not read the papers.
+
+``audit_page`` fills templates/audit.html; ``frontier_svg`` is the chart alone, for documents. Called by
+``Audit.write_html``, the command line and the reports of training runs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ FAMILIES = ("Tilt", "Ring", "Rank", "BelowPositive", "Threshold", "Uniform")
 
 
 def audit_page(audit: Audit) -> str:
-    """The whole page as text."""
+    """Return the whole page as HTML."""
     columns = _columns(audit)
     spots = _spots(audit)
     question, name = _question(audit)
@@ -60,52 +64,8 @@ def audit_page(audit: Audit) -> str:
     )
 
 
-def _question(audit: Audit) -> tuple[str, str]:
-    """What the page answers, and of what."""
-    name = Path(str(audit.provenance.get("input", ""))).name
-    question = "How hard and how false" if audit.has_rates else "How hard"
-    return f"{question} are the negatives of", name or "these embeddings"
-
-
-def _columns(audit: Audit) -> dict[str, Any]:
-    """Those in which any rule has an answer."""
-    return {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
-
-
-def _colour(row: RuleFigures) -> int:
-    if row.kind in ("given", "mined"):
-        return 7
-    return next((i for i, name in enumerate(FAMILIES) if row.expression.startswith(name)), 6)
-
-
-def _spots(audit: Audit) -> list[Spot]:
-    return [
-        Spot(
-            i,
-            row.expression,
-            f"{row.expression}: similarity {number(row.similarity)}, {percent(row.false_negatives)} false",
-            row.similarity,
-            row.false_negatives,
-            0.0 if math.isnan(row.false_negatives_error) else row.false_negatives_error,
-            _colour(row),
-            row.on_frontier,
-            row.kind in ("given", "mined"),
-        )
-        for i, row in enumerate(audit.rows, 1)
-        if row.is_rate and not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
-    ]
-
-
-def _frontier(audit: Audit, spots: list[Spot]) -> tuple[Markup, Markup]:
-    """The chart for wide screens, and the one for phones."""
-    return (
-        scatter(spots, audit.random_similarity, width=1080, height=520, named=True, kind="wide-chart"),
-        scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow"),
-    )
-
-
 def frontier_svg(audit: Audit) -> str:
-    """The frontier as a file of its own, light and dark, for documents that are not this page."""
+    """Return the chart of the frontier as a separate SVG file, light and dark, for other documents."""
     drawn = scatter(_spots(audit), audit.random_similarity, width=1080, height=520, named=True, kind="")
     head, body = str(drawn).split(">", 1)
     paper = '<rect class="paper" width="100%" height="100%"/>'
@@ -113,65 +73,8 @@ def frontier_svg(audit: Audit) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style()}{own}</style>{paper}{body}\n'
 
 
-def _similarities(audit: Audit) -> tuple[str, Markup] | None:
-    """Positives, or without them known false candidates, against the others: hard and false negatives overlap."""
-    found = audit.similarities
-    near = found and (found.positives or found.false)
-    if not found or not near or not found.negatives:
-        return None
-    name = "positives" if found.positives else "false candidates (known)"
-    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, found.negatives)]
-    used = [i for i in range(len(shares[0])) if max(one[i] for one in shares) > 2e-4]
-    inside = slice(used[0], used[-1] + 1)
-    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], found.negatives.mean))
-    edges = found.edges[used[0] : used[-1] + 2]
-    return name, histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
-
-
-def _suggestions(audit: Audit) -> list[tuple[str, str]]:
-    """Each expression or family with its description."""
-    if audit.wanted_false_negatives is None:
-        return []
-    return [
-        (
-            one.expression or one.family,
-            f"{one.sentence} Similarity {number(one.similarity)}, "
-            f"{with_error(one.false_negatives, one.false_negatives_error)} false. To mine with it: {one.flags}"
-            if one.expression
-            else one.sentence,
-        )
-        for one in audit.suggestions
-    ]
-
-
-def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
-    chosen: list[tuple[str, tuple[Hub, ...]]] = []
-    if audit.mined is not None:
-        chosen.append(("mined", audit.mined.hubs))
-    rows = [row for row in audit.rows if row.kind == "given"] or list(audit.frontier()[-1:])
-    chosen += [(row.expression, row.hubs) for row in rows]
-    return [(name, hubs[:5]) for name, hubs in chosen if hubs]
-
-
-def _facts(audit: Audit) -> list[tuple[str, Any]]:
-    facts: dict[str, Any] = {
-        "temperature": audit.temperature,
-        "tau_plus": audit.tau_plus,
-        "near-duplicate from": audit.near_duplicate,
-        "false negatives known by": ", ".join(audit.judges) or "nothing",
-        "positives": audit.positives,
-        "anchors looked at": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
-        "candidates": f"{audit.num_candidates:,}",
-        "attraction and temperature from": f"{audit.num_diagnosed:,} anchors",
-        "seed": audit.seed,
-    }
-    facts |= {name: audit.provenance[name] for name in ("commit", "python", "machine") if audit.provenance.get(name)}
-    facts |= audit.provenance.get("versions", {})
-    return [(name, value) for name, value in facts.items() if value is not None]
-
-
 def lead(audit: Audit) -> Markup:
-    """The answer in two or three sentences."""
+    """Return the main result in two or three sentences."""
     if not audit.rows:
         return Markup("The lists of this file were looked at; without the vectors it is not known how hard they are.")
     known = [row for row in audit.rows if row.is_rate and not math.isnan(row.false_negatives)]
@@ -192,24 +95,8 @@ def lead(audit: Audit) -> Markup:
     return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 
-def _middle(known: list[RuleFigures], even: RuleFigures | None, hardest: RuleFigures) -> str | Markup:
-    """What the frontier offers without more false negatives than an even choice has."""
-    if even is None:
-        return ""
-    known = [row for row in known if not row.reads_judge]
-    fair = [row for row in known if row.false_negatives <= even.false_negatives and row.similarity > even.similarity]
-    if not fair:
-        return " No harder rule here has as few as an even choice."
-    best = max(fair, key=lambda row: row.similarity)
-    if best is hardest:
-        return " That is no more than an even choice has."
-    return Markup(
-        " The hardest with no more false ones than an even choice is <code>{}</code>: similarity {}, {} false."
-    ).format(best.expression, number(best.similarity), percent(best.false_negatives))
-
-
 def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
-    """One rule in words."""
+    """Return the figures of one rule as a sentence."""
     name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
     if math.isnan(row.similarity):
         return Markup("{}: no anchor has a negative.").format(name)
@@ -230,3 +117,127 @@ def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
     if row.reads_judge:
         front = " It reads the data that defines false negatives, so it is not part of the frontier."
     return Markup("{}: {}.{}").format(name, ", ".join(parts), front)
+
+
+def _question(audit: Audit) -> tuple[str, str]:
+    """Return the question in the title, and the name of the input."""
+    name = Path(str(audit.provenance.get("input", ""))).name
+    question = "How hard and how false" if audit.has_rates else "How hard"
+    return f"{question} are the negatives of", name or "these embeddings"
+
+
+def _columns(audit: Audit) -> dict[str, Any]:
+    """Return the columns that have a value for some rule."""
+    return {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
+
+
+def _colour(row: RuleFigures) -> int:
+    """Return the number of the colour of a rule: one for each family, and one for rules of the user."""
+    if row.kind in ("given", "mined"):
+        return 7
+    return next((i for i, name in enumerate(FAMILIES) if row.expression.startswith(name)), 6)
+
+
+def _spots(audit: Audit) -> list[Spot]:
+    """Return the dots of the chart: rules whose false-negative rate is known."""
+    return [
+        Spot(
+            i,
+            row.expression,
+            f"{row.expression}: similarity {number(row.similarity)}, {percent(row.false_negatives)} false",
+            row.similarity,
+            row.false_negatives,
+            0.0 if math.isnan(row.false_negatives_error) else row.false_negatives_error,
+            _colour(row),
+            row.on_frontier,
+            row.kind in ("given", "mined"),
+        )
+        for i, row in enumerate(audit.rows, 1)
+        if row.is_rate and not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
+    ]
+
+
+def _frontier(audit: Audit, spots: list[Spot]) -> tuple[Markup, Markup]:
+    """Return the chart for wide screens and the one for phones."""
+    return (
+        scatter(spots, audit.random_similarity, width=1080, height=520, named=True, kind="wide-chart"),
+        scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow"),
+    )
+
+
+def _similarities(audit: Audit) -> tuple[str, Markup] | None:
+    """Return the name and the histogram of positives, or else known false negatives, against other candidates.
+
+    It shows how far hard and false negatives overlap; None if one of the kinds has no pairs.
+    """
+    found = audit.similarities
+    near = found and (found.positives or found.false)
+    if not found or not near or not found.negatives:
+        return None
+    name = "positives" if found.positives else "false candidates (known)"
+    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, found.negatives)]
+    used = [i for i in range(len(shares[0])) if max(one[i] for one in shares) > 2e-4]
+    inside = slice(used[0], used[-1] + 1)
+    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], found.negatives.mean))
+    edges = found.edges[used[0] : used[-1] + 2]
+    return name, histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
+
+
+def _suggestions(audit: Audit) -> list[tuple[str, str]]:
+    """Return the expression or family of each suggestion, with its description."""
+    if audit.wanted_false_negatives is None:
+        return []
+    return [
+        (
+            one.expression or one.family,
+            f"{one.sentence} Similarity {number(one.similarity)}, "
+            f"{with_error(one.false_negatives, one.false_negatives_error)} false. To mine with it: {one.flags}"
+            if one.expression
+            else one.sentence,
+        )
+        for one in audit.suggestions
+    ]
+
+
+def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
+    """Return the most frequent negatives of the mined lists and of the given rules, or else of the hardest rule."""
+    chosen: list[tuple[str, tuple[Hub, ...]]] = []
+    if audit.mined is not None:
+        chosen.append(("mined", audit.mined.hubs))
+    rows = [row for row in audit.rows if row.kind == "given"] or list(audit.frontier()[-1:])
+    chosen += [(row.expression, row.hubs) for row in rows]
+    return [(name, hubs[:5]) for name, hubs in chosen if hubs]
+
+
+def _facts(audit: Audit) -> list[tuple[str, Any]]:
+    """Return settings and versions as rows of a table."""
+    facts: dict[str, Any] = {
+        "temperature": audit.temperature,
+        "tau_plus": audit.tau_plus,
+        "near-duplicate from": audit.near_duplicate,
+        "false negatives known by": ", ".join(audit.judges) or "nothing",
+        "positives": audit.positives,
+        "anchors looked at": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
+        "candidates": f"{audit.num_candidates:,}",
+        "attraction and temperature from": f"{audit.num_diagnosed:,} anchors",
+        "seed": audit.seed,
+    }
+    facts |= {name: audit.provenance[name] for name in ("commit", "python", "machine") if audit.provenance.get(name)}
+    facts |= audit.provenance.get("versions", {})
+    return [(name, value) for name, value in facts.items() if value is not None]
+
+
+def _middle(known: list[RuleFigures], even: RuleFigures | None, hardest: RuleFigures) -> str | Markup:
+    """Return the hardest rule that has no more false negatives than a uniform choice, as a sentence."""
+    if even is None:
+        return ""
+    known = [row for row in known if not row.reads_judge]
+    fair = [row for row in known if row.false_negatives <= even.false_negatives and row.similarity > even.similarity]
+    if not fair:
+        return " No harder rule here has as few as an even choice."
+    best = max(fair, key=lambda row: row.similarity)
+    if best is hardest:
+        return " That is no more than an even choice has."
+    return Markup(
+        " The hardest with no more false ones than an even choice is <code>{}</code>: similarity {}, {} false."
+    ).format(best.expression, number(best.similarity), percent(best.false_negatives))
