@@ -355,7 +355,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"expressions": "ClippedTilt(1.0)"}, "no batch decides"),
     ({"expressions": [3]}, "text or distributions"),
     ({"frontier": False}, "at least one expression"),
-    ({"temperature": 0.0}, "positive temperature"),
+    ({"temperature": 0.0}, "temperature above 0"),
     ({"tau_plus": 1.0}, "tau_plus"),
     ({"num_anchors": 0}, "num_anchors of 1 or more"),
     ({"near_duplicate": 2.0}, "near_duplicate"),

@@ -68,7 +68,7 @@ class Settings:
         make_plain(self)
         check_range("audit", "temperature", self.temperature, 0.0, math.inf, open_high=True)
         if self.temperature == 0:
-            raise argument_error("audit", "a positive temperature", "temperature", self.temperature)
+            raise argument_error("audit", "a temperature above 0", "temperature", self.temperature)
         check_range("audit", "tau_plus", self.tau_plus, 0.0, 1.0, open_high=True)
         check_range("audit", "near_duplicate", self.near_duplicate, -1.0, 1.0)
         check_counts("audit", self, "num_anchors")
@@ -175,7 +175,7 @@ def check_unused(options: AuditOptions, kind: str) -> None:
         if value is not None and name not in _always | _reads[what]:
             flag = name.replace("_", "-")
             fix = "remove it: it has no effect there"
-            raise ArgumentError("audit", f"no --{flag} with {what}", f"--{flag} {value}", fix)
+            raise ArgumentError("audit", f"no --{flag} for {what}", f"--{flag} {value}", fix)
     for column, file in (("label_column", "labels"), ("group_column", "groups")):
         named = getattr(options, column)
         if what == "a run" and named is not None and getattr(options, file) is None:

@@ -76,18 +76,16 @@ def frontier_svg(audit: Audit) -> str:
 def lead(audit: Audit) -> Markup:
     """Return the main result in two or three sentences."""
     if not audit.rows:
-        return Markup("The lists of this file were looked at; without the vectors it is not known how hard they are.")
+        return Markup("Only the lists of this file were checked: without vectors it is unknown how hard they are.")
     known = [row for row in audit.rows if row.is_rate and not math.isnan(row.false_negatives)]
     random = f"A random candidate has similarity {number(audit.random_similarity)}"
     if not known and audit.judges:
-        return Markup(f"{random}. How many negatives are false is not known: too few pairs are judged.")
+        return Markup(f"{random}. How many negatives are false is unknown: too few pairs are judged.")
     if not known:
-        return Markup(f"{random}. Which negatives are false is not known, only how hard they are.")
+        return Markup(f"{random}. Which negatives are false is unknown; only their hardness was measured.")
     even = next((row for row in known if row.expression == "Uniform()"), None)
     first = (
-        f"{random}; choosing evenly, {percent(even.false_negatives)} of the negatives are false."
-        if even
-        else f"{random}."
+        f"{random}; of uniformly chosen negatives {percent(even.false_negatives)} are false." if even else f"{random}."
     )
     hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
     text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
@@ -100,22 +98,20 @@ def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
     name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
     if math.isnan(row.similarity):
         return Markup("{}: no anchor has a negative.").format(name)
-    parts = [
-        f"negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of random ones"
-    ]
+    parts = [f"mean similarity {number(row.similarity)} ({number(audit.random_similarity)} for random candidates)"]
     if not math.isnan(row.judged_share):
         share = false_and_judged(row)
-        parts.append(f"{share} of them known to be false" if row.is_rate else f"false ones: {share}")
-    parts.append(f"as concentrated as {count(row.effective_number)} equal negatives")
+        parts.append(f"{share} of the negatives known to be false" if row.is_rate else f"false negatives: {share}")
+    parts.append(f"as concentrated as {count(row.effective_number)} equally weighted negatives")
     if row.near_duplicates > 0.001:
         parts.append(f"{percent(row.near_duplicates)} near-duplicates")
     if row.hubness > 2:
-        parts.append(f"two anchors share a negative {times(row.hubness)} times as often as by an even choice")
+        parts.append(f"two anchors share a negative {times(row.hubness)} times as often as with a uniform choice")
     if row.without_negatives:
-        parts.append(f"{percent(row.without_negatives, 1)} of the anchors have none")
-    front = " No other rule here beats it in both." if row.on_frontier else ""
+        parts.append(f"{percent(row.without_negatives, 1)} of the anchors have no negative")
+    front = " No other rule here is both harder and less false." if row.on_frontier else ""
     if row.reads_judge:
-        front = " It reads the data that defines false negatives, so it is not part of the frontier."
+        front = " It reads the data that define false negatives, so it is not part of the frontier."
     return Markup("{}: {}.{}").format(name, ", ".join(parts), front)
 
 
@@ -214,10 +210,10 @@ def _facts(audit: Audit) -> list[tuple[str, Any]]:
     facts: dict[str, Any] = {
         "temperature": audit.temperature,
         "tau_plus": audit.tau_plus,
-        "near-duplicate from": audit.near_duplicate,
+        "near-duplicate above cosine": audit.near_duplicate,
         "false negatives known by": ", ".join(audit.judges) or "nothing",
         "positives": audit.positives,
-        "anchors looked at": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
+        "anchors measured": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
         "candidates": f"{audit.num_candidates:,}",
         "attraction and temperature from": f"{audit.num_diagnosed:,} anchors",
         "seed": audit.seed,
@@ -234,10 +230,11 @@ def _middle(known: list[RuleFigures], even: RuleFigures | None, hardest: RuleFig
     known = [row for row in known if not row.reads_judge]
     fair = [row for row in known if row.false_negatives <= even.false_negatives and row.similarity > even.similarity]
     if not fair:
-        return " No harder rule here has as few as an even choice."
+        return " No harder rule here has as few false negatives as a uniform choice."
     best = max(fair, key=lambda row: row.similarity)
     if best is hardest:
-        return " That is no more than an even choice has."
+        return " That is no more than with a uniform choice."
     return Markup(
-        " The hardest with no more false ones than an even choice is <code>{}</code>: similarity {}, {} false."
+        " The hardest rule with no more false negatives than a uniform choice is <code>{}</code>: similarity {}, "
+        "{} false."
     ).format(best.expression, number(best.similarity), percent(best.false_negatives))

@@ -134,12 +134,12 @@ def sampled(audit: Audit) -> str:
     random = f"Tilts are at temperature {audit.temperature:g}. "
     random += f"Random candidates have similarity {number(audit.random_similarity)}"
     own = "" if math.isnan(audit.positive_similarity) else f", positives {number(audit.positive_similarity)}"
-    few = f" Attraction and effective temperature are those of {audit.num_diagnosed:,} anchors."
+    few = f" Attraction and effective temperature are from {audit.num_diagnosed:,} anchors."
     few = few if audit.num_diagnosed < audit.num_anchors else ""
     if audit.exact:
-        return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: exact for this data.{few}"
+        return f"{random}{own}. All {audit.num_anchors:,} anchors were measured: exact for this data.{few}"
     return (
-        f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were looked at, each against "
+        f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were measured, each against "
         f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound.{few}"
     )
 
@@ -148,7 +148,7 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
     """Return the table with the columns that fit, in order of importance, and the names of the others."""
     names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
     first = min(max(len(name) for name in names), max(30, width - 48))
-    title = "Hardness against falseness; * no other rule beats it in both" if audit.has_rates else "Hardness"
+    title = "Hardness and false negatives; * no other rule is better in both" if audit.has_rates else "Hardness"
     table = Table(title=title, title_justify="left", padding=(0, 1))
     table.add_column("expression", width=first)
     room = width - first - 4
@@ -188,7 +188,7 @@ def findings(mined: MinedFindings) -> dict[str, str]:
     """Return the problems of mined lists as rows of a table: description and number."""
 
     def count(value: Any) -> str:
-        return "not known" if value is None else f"{value:,}"
+        return "unknown" if value is None else f"{value:,}"
 
     wanted = "" if mined.wanted is None else f" than {mined.wanted}"
     return {
@@ -198,7 +198,7 @@ def findings(mined: MinedFindings) -> dict[str, str]:
         "queries without any negative": count(mined.queries_without),
         "negatives that are a positive of their query": count(mined.equal_to_positive),
         "negatives that are a positive under another id": count(mined.positive_under_another_id),
-        "negatives twice in one list": count(mined.repeated),
+        "negatives that are twice in a list": count(mined.repeated),
         "different documents among the negatives": count(mined.documents)
         + ("" if mined.documents_in_corpus is None else f" of {mined.documents_in_corpus:,}"),
     }
@@ -213,7 +213,7 @@ def _mined(mined: MinedFindings) -> Table:
         table.add_row(name, value)
     for hub in mined.hubs[:3]:
         table.add_row(
-            Text(f"most frequent: {short(hub.id)}"), f"{percent(hub.share)} of negatives, {times(hub.times)} x even"
+            Text(f"most frequent: {short(hub.id)}"), f"{percent(hub.share)} of negatives, {times(hub.times)} x uniform"
         )
     return table
 
