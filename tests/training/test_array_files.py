@@ -105,12 +105,12 @@ class TestArrays:
         [
             (
                 "npy",
-                r"array `images` in an \.npz file, .* which is a \.npy file of one array; write it with np\.savez\(PATH, ",
+                r"array `images` in an \.npz file, .* which is a \.npy file of one array; .*np\.savez\(PATH, ",
             ),
-            (b"just a text", "which is another kind of file; write it with np\.savez"),
-            (b"", "which is another kind of file; write it with np\.savez"),
-            (b"PK", "which is another kind of file; write it with np\.savez"),
-            (b"PKZIP is what wrote this", "which is another kind of file; write it with np\.savez"),
+            (b"just a text", "which is another kind of file; write it with np.savez"),
+            (b"", "which is another kind of file; write it with np.savez"),
+            (b"PK", "which is another kind of file; write it with np.savez"),
+            (b"PKZIP is what wrote this", "which is another kind of file; write it with np.savez"),
             (b"PK\x03\x04 and then nothing", "an undamaged .npz file, got .* which is damaged"),
         ],
     )

@@ -3,7 +3,7 @@
 ``hardneg.core.diagnose`` measures one batch of scores in memory; an audit measures a whole data set, from tensors
 (``engine.audit``) or from files (``files.audit_files``, which is `hardneg audit`).
 
-Reading order: ``options`` and ``rules`` (what is asked for), ``prepare`` and ``audited_pairs`` (checked input),
+Reading order: ``options`` and ``rules`` (the request), ``prepare`` and ``audited_pairs`` (checked input),
 ``sampling`` and ``measure`` (the figures), ``suggest`` (the grid search), ``result`` (the figures as data),
 ``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``manifest``, ``findings`` and ``mined``.
 """

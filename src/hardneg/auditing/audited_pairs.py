@@ -134,7 +134,9 @@ class AuditedPairs:
         return ComparedAnchors(rows, similarity, near)
 
     def scores(self, compared: ComparedAnchors, temperature: float) -> Scores:
-        """Return the scores of some anchors against all candidates, without positives and the anchors themselves.
+        """Return the scores of compared anchors against all candidates.
+
+        Positives and the anchors themselves are invalid candidates.
 
         Args:
             compared: The comparison from ``compare``.

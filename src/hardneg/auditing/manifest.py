@@ -1,4 +1,4 @@
-"""The manifest of a mined file, read as data: also that of another version, and one that cannot be trusted.
+"""The manifest of a mined file, read as untrusted data that another version may have written.
 
 A manifest chooses no code, no model and no file to write. The files that it names are read only if their size and
 digest are those recorded when mining; missing vectors come from the cache, by content. Called by ``mined``.

@@ -60,7 +60,7 @@ class AuditChunk:
     def of(
         cls, audited: AuditedPairs, compared: ComparedAnchors, temperature: float, diagnosed: bool = False
     ) -> AuditChunk:
-        """Compute the values of some compared anchors.
+        """Compute the values for a chunk of compared anchors.
 
         Args:
             audited: The pairs of the audit.
@@ -90,7 +90,7 @@ class RuleTally:
     Attributes:
         rule: The rule.
         mass: Sum of q over anchors for each item [n], in float64.
-        reached: Whether each item is a negative of some anchor [n].
+        reached: Whether each item is a negative of any anchor [n].
         values: Value of each anchor, by quantity.
         empty: Number of anchors without negatives.
         anchors: Number of anchors.

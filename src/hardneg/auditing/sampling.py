@@ -2,7 +2,7 @@
 
 If every anchor is measured, all figures are exact. With a sample of anchors, means over anchors are unbiased and have
 a standard error, and hubness is unbiased; the hub share is too large and the coverage too small, the more so the fewer
-anchors there are. The candidates are never sampled: ranks and quantiles are those of the whole corpus.
+anchors there are. The candidates are never sampled: ranks and quantiles refer to the full corpus.
 
 ``audit_pairs`` is the entry, called by ``engine``, ``files`` and ``mined``; ``sample_lists`` belongs to ``mined``.
 """
@@ -103,7 +103,7 @@ class PairCounts(SimilarityCounts):
         super().__init__(3, BINS)
 
     def add_chunk(self, chunk: AuditChunk, temperature: float) -> None:
-        """Count the pairs of some anchors."""
+        """Count the pairs of a chunk of anchors."""
         scores = chunk.scores
         valid = scores.valid.expand_as(chunk.similarity)
         false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)

@@ -72,7 +72,7 @@ def _inside(inner: Path, outer: Path) -> bool:
 
 
 def swap_in(new: Path, path: Path) -> None:
-    """Move a finished file or folder to ``path``, replacing what is there in one step.
+    """Move a finished file or folder to ``path``, replacing an existing one in a single step.
 
     An old folder ends up at ``new`` if the system can exchange two names atomically; otherwise it is deleted.
     """

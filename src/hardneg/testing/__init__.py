@@ -55,8 +55,9 @@ def _apply(rule: Check, negatives: Negatives) -> None:
     try:
         problem = rule(negatives)
     except Exception as error:
+        what = (rule.__doc__ or rule.__name__).partition("\n")[0]
         raise AssertionError(
-            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The check: {rule.__doc__}"
+            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The check: {what}"
         ) from error
     if problem:
         raise AssertionError(f"{negatives!r} {problem}.")

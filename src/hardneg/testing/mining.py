@@ -15,11 +15,16 @@ from hardneg.negatives import Negatives
 from hardneg.search.draws import gumbel_order
 from hardneg.search.topk import top_of_rows
 
+# Sizes that the blocks do not divide.
 _QUERIES, _CORPUS, _K, _TEMPERATURE = 12, 60, 5, 0.5
 
 
 def mines_as_whole_rows(negatives: Negatives) -> str | None:
-    """Mining by blocks and by shards gives the negatives of whole rows, ties included, also for seeded draws."""
+    """Mining by blocks and by shards gives the negatives of whole rows, ties included, also for seeded draws.
+
+    The miner reads the corpus in blocks and may skip blocks by the bounds that a distribution declares; a wrong bound
+    loses negatives. Distributions that depend on a batch or on sources are not checked.
+    """
     if negatives.batch_scope or "source" in negatives.reads():
         return None  # mining has no batch, and its corpus is a single source
     pairing = make_mining()

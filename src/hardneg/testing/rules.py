@@ -34,7 +34,10 @@ _what_to_write = (
 
 
 def reads_back(negatives: Negatives) -> Violation:
-    """parse(repr(q)) == q: use @dataclass(frozen=True, repr=False) with numbers and names, or set textual = False."""
+    """parse(repr(q)) == q: use @dataclass(frozen=True, repr=False) with numbers and names, or set textual = False.
+
+    Run records, manifests and checkpoints store distributions as text and restore them from it.
+    """
     if not all(factor.textual for factor in negatives.factors):
         return None
     again = parse(repr(negatives))
@@ -42,7 +45,10 @@ def reads_back(negatives: Negatives) -> Violation:
 
 
 def evaluates_schedules(negatives: Negatives) -> Violation:
-    """.at(step, total) returns the distribution with numbers instead of schedules; do not override it."""
+    """.at(step, total) returns the distribution with numbers instead of schedules; do not override it.
+
+    Losses call it at every step; schedules are evaluated nowhere else.
+    """
     now = negatives.at(0, 10)
     if isinstance(now, Negatives) and not now.schedules():
         return None
@@ -50,7 +56,10 @@ def evaluates_schedules(negatives: Negatives) -> Violation:
 
 
 def has_shape_and_dtype(negatives: Negatives) -> Violation:
-    """log_weights is [b, n] in the dtype of the scores, for shared and for private candidates."""
+    """log_weights is [b, n] in the dtype of the scores, for shared and for private candidates.
+
+    Shared candidates have tags [1, n] and private ones [b, n]. Another dtype would change that of the loss.
+    """
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for private in (False, True):
             scores = make_scores(dtype, private=private)
@@ -69,7 +78,10 @@ def has_shape_and_dtype(negatives: Negatives) -> Violation:
 
 
 def never_takes_invalid(negatives: Negatives) -> Violation:
-    """A candidate that is not valid has the log-weight NEVER."""
+    """A candidate that is not valid has the log-weight NEVER.
+
+    Candidates are invalid because they are the anchor itself, a positive, padding, or because a factor removed them.
+    """
     scores = make_scores()
     scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # invalid for other reasons than ids too
     if (negatives.log_weights(scores)[~scores.valid] == NEVER).all():
@@ -78,7 +90,10 @@ def never_takes_invalid(negatives: Negatives) -> Violation:
 
 
 def is_a_function(negatives: Negatives) -> Violation:
-    """The same scores give the same log-weights and are not modified."""
+    """The same scores give the same log-weights and are not modified.
+
+    Randomness belongs to ``hardneg.draw``, which samples from the weights with keys that reproduce on every machine.
+    """
     scores = make_scores()
     first = negatives.log_weights(scores)
     if not torch.equal(scores.candidates, make_scores().candidates):
@@ -89,7 +104,10 @@ def is_a_function(negatives: Negatives) -> Violation:
 
 
 def has_sound_values(negatives: Negatives) -> Violation:
-    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER."""
+    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER.
+
+    ``masks`` lets kernels skip the weights and keep only the support.
+    """
     log_w = negatives.log_weights(make_scores())
     if (torch.isnan(log_w) | (log_w == torch.inf)).any():
         return "gives NaN or +inf for finite scores; a log-weight is finite or NEVER, which is -inf"
@@ -99,7 +117,10 @@ def has_sound_values(negatives: Negatives) -> Violation:
 
 
 def ignores_order_of_anchors(negatives: Negatives) -> Violation:
-    """Permuting the anchors permutes the rows of the weights."""
+    """Permuting the anchors permutes the rows of the weights.
+
+    Batches are split over ranks and chunks, so a row number means nothing.
+    """
     scores = make_scores(private=True)
     order = torch.tensor([3, 5, 0, 4, 1, 2])
     plain, permuted = negatives.log_weights(scores), negatives.log_weights(take_rows(scores, order))
@@ -109,7 +130,10 @@ def ignores_order_of_anchors(negatives: Negatives) -> Violation:
 
 
 def ignores_order_of_candidates(negatives: Negatives) -> Violation:
-    """Permuting the candidates changes neither the loss nor the chosen scores."""
+    """Permuting the candidates changes neither the loss nor the chosen scores.
+
+    Twins with equal scores may change places, so the chosen scores are compared and not the columns.
+    """
     scores = make_scores()
     order = torch.randperm(scores.valid.shape[1], generator=torch.Generator().manual_seed(1))
     if _same_choice(negatives, scores, take_columns(scores, order)):
@@ -118,7 +142,10 @@ def ignores_order_of_candidates(negatives: Negatives) -> Violation:
 
 
 def ignores_invalid(negatives: Negatives) -> Violation:
-    """Invalid candidates change nothing, whatever their scores."""
+    """Invalid candidates change nothing, whatever their scores.
+
+    Three are added, two of them with extreme scores.
+    """
     scores = make_scores()
     n = scores.valid.shape[1]
     more = take_columns(scores, torch.tensor([0, n - 1, n // 2, *range(n)]))
@@ -131,7 +158,10 @@ def ignores_invalid(negatives: Negatives) -> Violation:
 
 
 def survives_empty_row(negatives: Negatives) -> Violation:
-    """An anchor without valid candidates has loss 0 and gradient 0."""
+    """An anchor without valid candidates has loss 0 and gradient 0.
+
+    A NaN in a branch that torch.where discards still makes the gradient NaN, so the gradient is checked too.
+    """
     scores = make_scores().narrowed(torch.arange(6)[:, None] != 2)
     inputs = _leaves(scores)
     losses = _losses(negatives, replace(scores, positives=inputs[0], candidates=inputs[1]))
@@ -147,13 +177,19 @@ def survives_empty_row(negatives: Negatives) -> Violation:
 
 
 def survives_no_candidates(negatives: Negatives) -> Violation:
-    """Scores [b, 0] give loss 0; the maximum of an empty row needs a separate case."""
+    """Scores [b, 0] give loss 0; the maximum of an empty row needs a separate case.
+
+    Such scores come from an empty bank or pool.
+    """
     losses = _losses(negatives, take_columns(make_scores(), torch.tensor([], dtype=torch.long)))
     return None if (losses == 0).all() else "has a nonzero loss without any candidate, for scores [b, 0]"
 
 
 def shows_nan(negatives: Negatives) -> Violation:
-    """NaN in a valid candidate with weight gives a NaN loss, never a finite one."""
+    """NaN in a valid candidate with weight gives a NaN loss, never a finite one.
+
+    All comparisons with NaN are false, so a mask can drop it silently and hide a diverged model.
+    """
     scores = make_scores()
     supported = negatives.log_weights(scores) != NEVER
     for poisoned in (supported, supported & (supported.cumsum(-1) == 1)):
@@ -164,7 +200,10 @@ def shows_nan(negatives: Negatives) -> Violation:
 
 
 def agrees_in_low_precision(negatives: Negatives) -> Violation:
-    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors in bfloat16."""
+    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors in bfloat16.
+
+    Scores reach 100 there, where exp overflows in float32.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         scores = make_scores(dtype, temperature=0.01)
         wide = replace(scores, positives=scores.positives.double(), candidates=scores.candidates.double())
@@ -177,7 +216,10 @@ def agrees_in_low_precision(negatives: Negatives) -> Violation:
 
 
 def composes(negatives: Negatives) -> Violation:
-    """OtherLabel() * q and q * OtherLabel() have a finite loss."""
+    """OtherLabel() * q and q * OtherLabel() have a finite loss.
+
+    The other factor leaves some anchors with one candidate or none.
+    """
     scores = make_scores()
     other, row = scores.valid & ~scores.same_label("check_negatives"), torch.arange(6)[:, None]
     # OtherLabel leaves one candidate to anchor 0 and none to anchor 1.
@@ -192,7 +234,10 @@ def composes(negatives: Negatives) -> Violation:
 
 
 def compiles(negatives: Negatives) -> Violation:
-    """torch.compile(fullgraph=True) works: no .item(), no if on values of a tensor, no loop over rows."""
+    """torch.compile(fullgraph=True) works: no .item(), no if on values of a tensor, no loop over rows.
+
+    The compiled loss and its gradients must equal the eager ones.
+    """
 
     def loss(positives: Tensor, candidates: Tensor) -> PairLosses:
         return _losses(negatives, replace(scores, positives=positives, candidates=candidates))
@@ -209,7 +254,10 @@ def compiles(negatives: Negatives) -> Violation:
 
 
 def works_in_tiles(negatives: Negatives) -> Violation:
-    """A weight depends on its pair and on declared bounds of its row: any split into tiles is the same."""
+    """A weight depends on its pair and on declared bounds of its row: any split into tiles is the same.
+
+    Large pools and mining never hold whole rows. Scores are rounded so that ties occur at the edges of tiles.
+    """
     scores = make_scores()
     scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # makes ties
     whole = negatives.log_weights(scores)
@@ -227,7 +275,10 @@ def works_in_tiles(negatives: Negatives) -> Violation:
 
 
 def declares_what_it_needs(negatives: Negatives) -> Violation:
-    """A class with log_weights(scores) alone weighs each candidate by itself, or declares ranks = True."""
+    """A class with log_weights(scores) alone weighs each candidate by itself, or declares ranks = True.
+
+    Every second candidate is removed; the weights of the others must not change.
+    """
     if negatives.pointwise or any(factor.looks_around for factor in negatives.factors):
         return None
     scores = make_scores()
@@ -242,7 +293,10 @@ def declares_what_it_needs(negatives: Negatives) -> Violation:
 
 
 def streams(negatives: Negatives) -> Violation:
-    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates."""
+    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates.
+
+    Gradients are compared with respect to anchors and candidates, in tiles whose size does not divide the batch.
+    """
     if not negatives.pointwise:
         return None
     for private in (False, True):
@@ -258,6 +312,7 @@ def streams(negatives: Negatives) -> Violation:
 
 
 rules_of_text: tuple[Check, ...] = (reads_back, evaluates_schedules)
+"""Checks of the distribution as written, before its schedules are evaluated."""
 rules_of_weights: tuple[Check, ...] = (
     has_shape_and_dtype,
     never_takes_invalid,
@@ -277,6 +332,7 @@ rules_of_weights: tuple[Check, ...] = (
     streams,
     mines_as_whole_rows,
 )
+"""Checks of its weights, at one step of its schedules."""
 
 
 def _leaves(scores: Scores) -> tuple[Tensor, Tensor]:
