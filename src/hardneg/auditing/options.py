@@ -14,7 +14,7 @@ from hardneg.core.errors import ArgumentError, argument_error, check_among, chec
 from hardneg.core.options import argument, make_plain, option, part
 from hardneg.mining.options import TEMPERATURE, Columns, manifest_of
 
-KNOWN, MINED, RULES, LOOK = "What is known", "Source of a mined file", "Rules", "Sample and similarity"
+KNOWN, MINED, RULES, LOOK = "Labels and judgements", "Source of a mined file", "Rules", "Sample and similarity"
 PANELS = (KNOWN, MINED, RULES, LOOK)
 """The panels of the help."""
 

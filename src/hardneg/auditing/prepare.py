@@ -92,6 +92,57 @@ def make_audited_pairs(
     return _with_judged(audited, _read(judged_negatives, names), _read(held_out_judgements, names), ids)
 
 
+def number_tags(name: str, given: Tag, size: int, *, only_numbers: bool = False) -> Annotated[Tensor, "n"]:
+    """Return labels or groups as integers.
+
+    Integers stay as they are; other values are numbered from 0. A missing value (None, NaN, empty text, a number below
+    0) gets its own number below 0, so that it equals no other row.
+
+    Args:
+        name: ``"labels"`` or ``"groups"``, for errors.
+        given: One value per row [n].
+        size: Number of rows, n.
+        only_numbers: Whether to accept only integers, to be compared with the integers of a corpus.
+
+    Raises:
+        ArgumentError: If there is not one value per row, or values are no integers where they must be.
+
+    Example:
+        >>> number_tags("labels", ["cat", "dog", "cat", None], 4).tolist()
+        [0, 1, 0, -5]
+    """
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        given = torch.from_numpy(given.astype(np.int64))
+    if isinstance(given, Tensor) and given.shape == (size,) and not given.is_floating_point():
+        return distinguish_unknown(given.long())
+    if isinstance(given, (list, tuple)):  # a list may hold scalars of NumPy and torch
+        given = [one.item() if isinstance(one, (np.generic, Tensor)) else one for one in given]
+    number = numbered_both(name, given, [], (size, 0), "audit")[0]
+    values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
+    known = list(zip(values, (number >= 0).tolist(), strict=True))
+    if all(type(one) is int and one < 2**63 for one, is_known in known if is_known):
+        return distinguish_unknown(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
+    if only_numbers:
+        what = f"integers as {name} if there is a corpus, whose Keys have integers"
+        raise ArgumentError("audit", what, "other values")
+    return number
+
+
+def distinguish_unknown(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
+    """Replace numbers below 0, which mean unknown, by a different one in every row.
+
+    Args:
+        tag: Numbers [n] or [n, t].
+        offset: Number of rows of an earlier set of tags, so that the unknown ones of both sets differ.
+
+    Example:
+        >>> distinguish_unknown(torch.tensor([3, -1, -1])).tolist()
+        [3, -3, -4]
+    """
+    row = torch.arange(len(tag), device=tag.device).view(-1, *[1] * (tag.ndim - 1))
+    return torch.where(tag < 0, -2 - offset - row, tag)
+
+
 def _read(given: Any, names: Names | None) -> Any:
     """Return ids as numbers, and vectors of a second view, ``"label"`` and None as they are."""
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
@@ -229,54 +280,3 @@ def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -
     wide = widened(vectors.detach().to(dtype))
     check_vectors(name, wide, normalize)
     return unit(wide) if normalize else wide
-
-
-def number_tags(name: str, given: Tag, size: int, *, only_numbers: bool = False) -> Annotated[Tensor, "n"]:
-    """Return labels or groups as integers.
-
-    Integers stay as they are; other values are numbered from 0. A missing value (None, NaN, empty text, a number below
-    0) gets its own number below 0, so that it equals no other row.
-
-    Args:
-        name: ``"labels"`` or ``"groups"``, for errors.
-        given: One value per row [n].
-        size: Number of rows, n.
-        only_numbers: Whether to accept only integers, to be compared with the integers of a corpus.
-
-    Raises:
-        ArgumentError: If there is not one value per row, or values are no integers where they must be.
-
-    Example:
-        >>> number_tags("labels", ["cat", "dog", "cat", None], 4).tolist()
-        [0, 1, 0, -5]
-    """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-        given = torch.from_numpy(given.astype(np.int64))
-    if isinstance(given, Tensor) and given.shape == (size,) and not given.is_floating_point():
-        return distinguish_unknown(given.long())
-    if isinstance(given, (list, tuple)):  # a list may hold scalars of NumPy and torch
-        given = [one.item() if isinstance(one, (np.generic, Tensor)) else one for one in given]
-    number = numbered_both(name, given, [], (size, 0), "audit")[0]
-    values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
-    known = list(zip(values, (number >= 0).tolist(), strict=True))
-    if all(type(one) is int and one < 2**63 for one, is_known in known if is_known):
-        return distinguish_unknown(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
-    if only_numbers:
-        what = f"integers as {name} if there is a corpus, whose Keys have integers"
-        raise ArgumentError("audit", what, "other values")
-    return number
-
-
-def distinguish_unknown(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
-    """Replace numbers below 0, which mean unknown, by a different one in every row.
-
-    Args:
-        tag: Numbers [n] or [n, t].
-        offset: Number of rows of an earlier set of tags, so that the unknown ones of both sets differ.
-
-    Example:
-        >>> distinguish_unknown(torch.tensor([3, -1, -1])).tolist()
-        [3, -3, -4]
-    """
-    row = torch.arange(len(tag), device=tag.device).view(-1, *[1] * (tag.ndim - 1))
-    return torch.where(tag < 0, -2 - offset - row, tag)

@@ -116,17 +116,6 @@ def check_split(train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, 
         raise ArgumentError("Evaluation", "at least two classes in train_y", got)
 
 
-def _as_features(array: Array) -> EmbeddingRows:
-    """Return an array as a float32 tensor."""
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-
-
-def _as_array(part: Tensor) -> Any:
-    """Return a tensor as an array, floats as float32."""
-    part = part.detach().cpu()
-    return (part.float() if part.is_floating_point() else part).numpy()
-
-
 def pack_bits(answers: NDArray[np.bool_]) -> str:
     """Pack booleans as base64 text, 8 per byte: 10,000 of them take 1,668 characters.
 
@@ -134,6 +123,15 @@ def pack_bits(answers: NDArray[np.bool_]) -> str:
     array([ True, False,  True])
     """
     return base64.b64encode(np.packbits(answers).tobytes()).decode()
+
+
+def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:
+    """Return the booleans that ``pack_bits`` packed, or None unless the text holds ``number`` bits."""
+    try:
+        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    except (TypeError, ValueError, binascii.Error):
+        return None
+    return np.unpackbits(packed, count=number).astype(bool) if len(packed) == -(-number // 8) else None
 
 
 def pack_numbers(numbers: NDArray[Any]) -> str:
@@ -154,10 +152,12 @@ def unpack_numbers(text: Any, number: int) -> NDArray[np.float32] | None:
     return found if len(found) == number and np.isfinite(found).all() else None
 
 
-def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:
-    """Return the booleans that ``pack_bits`` packed, or None unless the text holds ``number`` bits."""
-    try:
-        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
-    except (TypeError, ValueError, binascii.Error):
-        return None
-    return np.unpackbits(packed, count=number).astype(bool) if len(packed) == -(-number // 8) else None
+def _as_features(array: Array) -> EmbeddingRows:
+    """Return an array as a float32 tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _as_array(part: Tensor) -> Any:
+    """Return a tensor as an array, floats as float32."""
+    part = part.detach().cpu()
+    return (part.float() if part.is_floating_point() else part).numpy()
