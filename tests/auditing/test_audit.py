@@ -19,7 +19,7 @@ import hardneg as hn
 import support.brute_force as brute_force
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
-from hardneg.auditing.prepare import numbered
+from hardneg.auditing.prepare import number_tags
 from hardneg.core.errors import ArgumentError
 from support.vectors import make_unit_vectors
 
@@ -189,7 +189,7 @@ def test_groups_and_labels_are_both_judges_and_what_is_missing_is_neither() -> N
     only = audit(z, "Uniform()", labels=labels, frontier=False)
     assert only.rows[0].false_negatives == pytest.approx(1 / 5)  # over the four that have a label
     assert "2 anchors have no label" in " ".join(only.notes)
-    assert numbered("labels", torch.tensor([3, -1, 3, -1]), 4).tolist() == [3, -3, 3, -5]
+    assert number_tags("labels", torch.tensor([3, -1, 3, -1]), 4).tolist() == [3, -3, 3, -5]
 
 
 def test_labels_of_queries_and_corpus_are_the_same_labels() -> None:
@@ -200,8 +200,10 @@ def test_labels_of_queries_and_corpus_are_the_same_labels() -> None:
     assert found.row("Uniform()").false_negatives == pytest.approx((2 / 4 + 1 / 4) / 2)
     assert found.row("OtherLabel()").effective_number == pytest.approx((2 + 3 + 4) / 3)
     assert audit(queries, "Uniform()", corpus=keys, labels=[7, 5, None], frontier=False).rows == found.rows[:1]
-    with pytest.raises(ValueError, match="whole numbers as labels beside a corpus"):
+    with pytest.raises(ArgumentError) as error:
         audit(queries, "Uniform()", corpus=keys, labels=["a", "b", "c"], frontier=False)
+    assert error.value.who == "audit"
+    assert "integers as labels" in error.value.what
     several = hn.Keys(corpus, clusters=torch.tensor([[1, 2], [3, 4], [5, 2], [-1, -1]]))
     anchors = hn.Keys(queries, clusters=torch.tensor([[9, 2], [-1, -1], [3, 8]]))
     by_group = audit(anchors, "Uniform()", corpus=several, frontier=False)
@@ -342,12 +344,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"positives": "labels"}, 'ids or "label"'),
     ({"positives": "label"}, "needs labels of anchors and candidates"),
     ({"positives": torch.tensor([0, 1, 2, 9])}, "audit needs positives that are in the corpus, got id 9"),
-    ({"expressions": "BelowPositive(0.1)"}, "needs positives, got embeddings alone, which have none"),
+    ({"expressions": "BelowPositive(0.1)"}, "needs positives, got embeddings"),
     ({"expressions": "OtherLabel()"}, "needs labels"),
     ({"expressions": "SameCluster()"}, "needs groups"),
     (
         {"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
-        "without a second model",
+        "need no guide",
     ),
     ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
     ({"expressions": "ClippedTilt(1.0)"}, "do not depend on a batch"),
@@ -358,7 +360,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_anchors": 0}, "num_anchors of 1 or more"),
     ({"near_duplicate": 2.0}, "near_duplicate"),
     ({"wanted_false_negatives": 0.02}, "needs labels, groups or held-out judgements"),
-    ({"corpus": torch.rand(5, 4)}, "one dimension, got 3 and 4"),
+    ({"corpus": torch.rand(5, 4)}, "dimension, got 3 and 4"),
     ({"corpus": torch.rand(5, 3), "judgements": [[], [], [], []]}, "at least one judged document"),
     ({"mined": torch.tensor([[9], [1], [2], [3]])}, "mined ids that are in the corpus"),
     ({"mined": torch.tensor([[1]])}, "mined negatives of 4 anchors"),
@@ -376,7 +378,7 @@ def test_wrong_input_is_an_error(arguments: dict[str, Any], message: str) -> Non
 def test_extremes() -> None:
     with pytest.raises(ArgumentError) as one:
         audit(torch.ones(1, 3), "Uniform()", labels=[0], frontier=False)
-    assert (one.value.what, one.value.got) == ("at least two embeddings, or a corpus beside them", "one")
+    assert (one.value.what, one.value.got) == ("at least two embeddings, or a corpus", "one embedding and no corpus")
     alone = audit(torch.ones(1, 3), "Uniform()", corpus=hn.Keys(torch.ones(1, 3)), positives=[[0]], frontier=False)
     assert alone.rows[0].without_negatives == 1
     assert math.isnan(alone.rows[0].similarity)

@@ -265,17 +265,17 @@ UNREAD: list[tuple[str, list[str], str]] = [
     ("{z}", ["--query-embeddings", "{z}"], "--query-embeddings for embeddings,"),
     ("{z}", ["--split", "train"], "--split for embeddings,"),
     ("{z}", ["--corpus-column", "text"], "--corpus-column for embeddings,"),
-    ("{z}", ["--corpus-embeddings", "{z}", "--labels", "{y}"], "--labels for embeddings beside a corpus"),
-    ("{z}", ["--corpus-embeddings", "{z}", "--groups", "{y}"], "--groups for embeddings beside a corpus"),
-    ("{z}", ["--corpus-embeddings", "{z}", "--positives", "{z}"], "--positives for embeddings beside a corpus"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--labels", "{y}"], "no --labels for embeddings with a corpus"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--groups", "{y}"], "no --groups for embeddings with a corpus"),
+    ("{z}", ["--corpus-embeddings", "{z}", "--positives", "{z}"], "no --positives for embeddings with a corpus"),
     ("{run}", ["--queries", "{mined}"], "--queries for a run"),
     ("{run}", ["--corpus", "{mined}"], "--corpus for a run"),
-    ("{run}", ["--label-column", "y"], "--labels for --label-column y"),
+    ("{run}", ["--label-column", "y"], "--labels together with --label-column y"),
     ("{mined}", ["--labels", "{y}"], "--labels for a mined file"),
     ("{mined}", ["--groups", "{y}"], "--groups for a mined file"),
     ("{mined}", ["--positives", "{z}"], "--positives for a mined file"),
     ("{mined}", ["--split", "test"], "--split for a mined file"),
-    ("{mined}", ["--model", "m"], "--model for a mined file of which no queries or corpus are named"),
+    ("{mined}", ["--model", "m"], "--model for a mined file without --queries or --corpus"),
     ("{mined}", ["--corpus", "{mined}", "--label-column", "y"], "--label-column for a mined file"),
     ("{z}", ["--query-id-column", "key"], "a table of queries for the column 'key'"),
     ("{z}", ["--label-column", "y"], "the column or array 'y' of labels in"),
@@ -308,7 +308,7 @@ def test_a_cut_off_gzip_file_is_an_error(name: str, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(packed[:size])
         result = call(str(tmp_path / name), "-o", str(tmp_path / "out"))
         assert result.exit_code == 2, result.output
-        assert f"audit needs a whole gzip file, got {tmp_path / name}" in " ".join(result.output.split())
+        assert f"audit needs an undamaged gzip file, got {tmp_path / name}" in " ".join(result.output.split())
 
 
 def test_what_the_disk_refuses_is_no_wrong_input(files: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:
@@ -350,13 +350,13 @@ WRONG: list[tuple[list[str], str]] = [
     (["{flat}"], "embeddings [n, d]"),
     (["{z}", "--labels", "{five}"], "for each of 6 rows, got 5 labels"),
     (["{z}", "--labels", "{dir}/nowhere.npy"], "file of labels that exists"),
-    (["{z}", "--labels", "{z}"], "labels [n] of whole numbers"),
+    (["{z}", "--labels", "{z}"], "labels [n] that are integers or text"),
     (["{z}", "--positives", "{narrow}"], "second view (6, 3)"),
-    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings alone, which have none"),
+    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings"),
     (["{z}", "-e", "Tlit(1.0)"], "Did you mean Tilt?"),
-    (["{z}", "--judgements", "{dir}/none.tsv"], "of which none match"),
+    (["{z}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
-    (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none match"),
+    (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
     (["{z}", "--wanted-false-negatives", "0.02"], "needs labels, groups or held-out judgements"),
     (
         ["{z}", "--wanted-false-negatives", "2"],
@@ -369,7 +369,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["{dir}/half.parquet"], "Parquet"),
     (
         ["{dir}/begun"],
-        "audit needs a finished run, got {dir}/begun/embeddings.npz, which is not there; give its command again",
+        "audit needs a finished run, got {dir}/begun/embeddings.npz, which is missing; give its command again",
     ),
     (["{z}", "--temperature", "0"], "temperature above 0"),
     (["{z}", "--no-frontier"], "got none and no frontier; give --expression, or leave the frontier on"),
@@ -439,7 +439,7 @@ def test_absent_columns_are_left_out(files: dict[str, str], tmp_path: Path) -> N
     assert "false negatives" not in page.rows[0]
     assert "clamped" not in page.rows[0]
     assert not any(ABSENT in cell for row in page.rows for cell in row)
-    assert "it is not known which negatives are false" in " ".join(html.split())
+    assert "it is unknown which negatives are false" in " ".join(html.split())
 
 
 @pytest.mark.parametrize("name", ["objects.npy", "objects.npz", "words.npy", "cut.npz"])

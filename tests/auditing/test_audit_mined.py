@@ -303,7 +303,7 @@ def test_files_of_other_content_are_refused(tables: dict[str, str], tmp_path: Pa
     assert "a folder outside" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
     rewrite(manifest, inputs=inputs)
     np.save(tables["corpus_embeddings"], -np.load(tables["corpus_embeddings"]))
-    with pytest.raises(DataChanged, match=r"the corpus_embeddings that were mined, got .*d.npy, of other content"):
+    with pytest.raises(DataChanged, match=r"the corpus_embeddings that were mined, got .*d.npy, whose content"):
         audit_files(AuditOptions(mined, settings=QUIET))
 
 
@@ -382,9 +382,9 @@ def test_lists_count_what_is_repeated_for_each_positive_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"anchor": "a", "positive": "p", "score": 0.5}], "none says which"),
+        ([{"anchor": "a", "positive": "p", "score": 0.5}], "none of which marks negatives"),
         ([{"anchor": "a", "negative": "p"}], "audit needs a mined file"),
-        ([{"negative_ids": ["d1"]}], "query_id beside negative_ids"),
+        ([{"negative_ids": ["d1"]}], "query_id with negative_ids"),
         ([{"anchor": ["a"], "positive": "p", "negative": "n"}], r"ids or texts in a mined file, got \['a'\] in row 0"),
         ([{"anchor": "a", "positive": [["p"]], "negative": "n"}], "ids or texts in a mined file"),
         ([{"query_id": {"x": 1}, "negative_ids": ["d1"]}], "ids or texts in a mined file"),

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.options import Settings
 from hardneg.auditing.prepare import make_audited_pairs
-from hardneg.auditing.sampling import chunks, sampled_anchors
+from hardneg.auditing.sampling import audit_chunks, sample_anchors
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.core.types import Keys
 from hardneg.mining.engine import mine
@@ -58,7 +58,7 @@ def test_the_grid_is_what_the_expressions_do(name: str, data: tuple[Tensor, Tens
     settings = Settings(TEMPERATURE)
     pairs = make_audited_pairs(z, None, positives=views, labels=labels)
     search = GridSearch(pairs, 0.1, TEMPERATURE)
-    for chunk in chunks(pairs, sampled_anchors(pairs, settings), settings):
+    for chunk in audit_chunks(pairs, sample_anchors(pairs, settings), settings):
         search.add(chunk)
     texts, curve = family(name).texts, search.curve(name)[0]
     some = list(range(0, len(texts), 7))

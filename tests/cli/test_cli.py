@@ -248,5 +248,5 @@ def test_a_warning_of_ours_is_a_sentence_without_the_place_in_the_source(tmp_pat
     done = subprocess.run([sys.executable, *command, *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (note,) = [line for line in done.stderr.splitlines() if line.startswith("Note: ")]
-    assert "15 of 60 test items are of classes that no training item has (3)" in note
+    assert "15 of 60 test items belong to classes without training items (3)" in note
     assert ".py:" not in done.stderr

@@ -98,7 +98,7 @@ def test_falseness_is_in_the_title_only_where_it_is_known() -> None:
     assert "How hard are the negatives" in audit_page(plain)
     assert "How hard and how false are the negatives" in audit_page(labelled)
     assert "falseness" not in plain.table()
-    assert "Hardness against falseness" in labelled.table()
+    assert "Hardness and false negatives" in labelled.table()
 
 
 def test_a_row_is_found_by_any_text_of_its_expression() -> None:
@@ -118,7 +118,7 @@ def test_errors_of_files_are_in_our_words(tmp_path: Path) -> None:
     with pytest.raises(FileError) as lines:
         read_table(tmp_path / "a.jsonl")
     assert array.value.got == "which is damaged or of another kind"
-    assert lines.value.got == "which is no JSON at line 2, character 8"
+    assert lines.value.got == "which is not JSON at line 2, character 8"
     pytest.importorskip("pyarrow", reason="needs the extra 'text'")
     with pytest.raises(FileError) as table:
         read_table(tmp_path / "a.parquet")

@@ -106,7 +106,7 @@ def test_an_output_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert output_folder(tmp_path / "new") == tmp_path / "new"
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FileError, match="where there is a file") as error:
+        with pytest.raises(FileError, match="which is a file") as error:
             output_folder(path)
         assert error.value.path == path
 
@@ -131,7 +131,7 @@ def test_json_is_read_back_and_carries_a_checksum(tmp_path: Path) -> None:
     write_json(path, json.loads(path.read_text()))  # one that has a checksum gets no second one
     assert read_json(path, "delete it") == READ
     write_json(path, [1, 2])
-    with pytest.raises(Damaged, match="it holds no dict"):
+    with pytest.raises(Damaged, match="it is not a JSON object"):
         read_json(path, "delete it")
 
 

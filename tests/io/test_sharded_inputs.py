@@ -31,7 +31,7 @@ def test_tables_in_shards(tmp_path: Path) -> None:
         write_lines(tmp_path / "lines" / f"{name}.jsonl", rows)
     assert read_table(tmp_path / "lines") == WHOLE
     write_lines(tmp_path / "lines" / "c.jsonl", [{"id": 1, "words": "x"}])
-    with pytest.raises(FileError, match=r"files of the same columns.*c\.jsonl"):
+    with pytest.raises(FileError, match=r"files with the same columns.*c\.jsonl"):
         read_table(tmp_path / "lines")
 
 
@@ -61,7 +61,7 @@ def test_json_arrays(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="an array of JSON objects"):
         read_table(tmp_path / "rows.json")
     (tmp_path / "rows.json").write_text('[{"id": 1}')
-    with pytest.raises(FileError, match="which is no JSON"):
+    with pytest.raises(FileError, match="which is not JSON"):
         read_table(tmp_path / "rows.json")
     (tmp_path / "rows.json").write_bytes(b'[{"id": "\xff"}]')
     with pytest.raises(FileError, match="text in UTF-8"):

@@ -108,7 +108,7 @@ def defined_by(
     return dataclass(frozen=True, repr=False)(type("Broken", (hn.negatives.Negatives,), body))
 
 
-@broken("_examples", " cannot be built .*; give every field a default, or list calls of the grammar")
+@broken("_examples", " cannot be constructed .*; give every field a default, or list expressions")
 def field_without_example() -> type:
     @dataclass(frozen=True, repr=False)
     class Broken(hn.negatives.Negatives):
@@ -120,7 +120,7 @@ def field_without_example() -> type:
     return Broken
 
 
-@broken("reads_back", r" raises .*The rule: parse\(repr\(q\)\) == q: a @dataclass")
+@broken("reads_back", r" raises .*The check: parse\(repr\(q\)\) == q: use @dataclass")
 def not_a_dataclass() -> type:
     class Broken(hn.negatives.Negatives):
         def log_weights(self, scores: Scores) -> LogWeights:
@@ -129,7 +129,7 @@ def not_a_dataclass() -> type:
     return Broken
 
 
-@broken("reads_back", r"reads back as Broken\(\), which is not equal; leave eq to the dataclass")
+@broken("reads_back", r"is parsed as Broken\(\), which is not equal; leave eq to the dataclass")
 def without_equality() -> type:
     @dataclass(frozen=True, repr=False, eq=False)
     class Broken(hn.negatives.Negatives):
@@ -156,13 +156,13 @@ def keeps_its_schedule() -> type:
 
 
 @broken(
-    "has_shape_and_dtype", r"gives shape \(1, 14\) for scores \(6, 14\); the tags of shared candidates are \[1, n\]"
+    "has_shape_and_dtype", r"returns shape \(1, 14\) for scores \(6, 14\); the tags of shared candidates are \[1, n\]"
 )
 def one_row_for_all() -> type:
     return defined_by(lambda self, scores: torch.zeros_like(scores.candidate_tags.labels, dtype=torch.float32))
 
 
-@broken("has_shape_and_dtype", "gives torch.float32 for scores of torch.float64; make new tensors with")
+@broken("has_shape_and_dtype", "returns torch.float32 for scores of torch.float64; create tensors with")
 def always_float32() -> type:
     return defined_by(lambda self, scores: torch.zeros(scores.valid.shape).masked_fill(~scores.valid, NEVER))
 
@@ -177,12 +177,12 @@ def masks_by_id_only() -> type:
     return defined_by(lambda self, scores: scores.candidates.masked_fill(~scores.other_instance(), NEVER))
 
 
-@broken("is_a_function", "gives two different answers to the same scores; give the weights, and let hardneg.draw draw")
+@broken("is_a_function", "gives different weights for the same scores; return weights, and let hardneg.draw sample")
 def draws_by_itself() -> type:
     return defined_by(lambda self, scores: torch.rand_like(scores.candidates).masked_fill(~scores.valid, NEVER))
 
 
-@broken("is_a_function", "writes into the scores; use operations without a trailing _")
+@broken("is_a_function", "modifies the scores; use operations without a trailing _")
 def works_in_place() -> type:
     return defined_by(lambda self, scores: scores.candidates.masked_fill_(~scores.valid, NEVER))
 
@@ -192,12 +192,12 @@ def log_of_negative_similarity() -> type:
     return defined_by(lambda self, scores: scores.candidates.log().masked_fill(~scores.valid, NEVER))
 
 
-@broken("has_sound_values", "says masks = True but weighs what it keeps")
+@broken("has_sound_values", "has masks = True but weighs the remaining candidates")
 def mask_with_weights() -> type:
     return defined_by(lambda self, scores: scores.candidates.masked_fill(~scores.valid, NEVER), masks=True)
 
 
-@broken("ignores_order_of_anchors", "other weights when the anchors change places; use its tags, not its row number")
+@broken("ignores_order_of_anchors", "depends on the order of the anchors; use their tags, not their row numbers")
 def by_row_number() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         beta = torch.arange(len(scores.valid), dtype=scores.candidates.dtype)[:, None]
@@ -206,7 +206,7 @@ def by_row_number() -> type:
     return defined_by(log_weights)
 
 
-@broken("ignores_order_of_candidates", "chooses others when the candidates change places; .* not column numbers")
+@broken("ignores_order_of_candidates", "depends on the order of the candidates; .* not column numbers")
 def by_column_number() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         age = torch.arange(scores.valid.shape[1], dtype=scores.candidates.dtype)
@@ -224,12 +224,12 @@ def spread_of_all_candidates() -> type:
     return defined_by(log_weights)
 
 
-@broken("survives_empty_row", r"costs \[nan, nan\] for an anchor without candidates; give NEVER in the whole row")
+@broken("survives_empty_row", r"has loss \[nan, nan\] for an anchor without candidates; return NEVER in the whole row")
 def normalises_nothing() -> type:
     return defined_by(lambda self, scores: scores.candidates.masked_fill(~scores.valid, NEVER).log_softmax(-1))
 
 
-@broken("survives_empty_row", "a gradient that is not zero; put a harmless number into the row")
+@broken("survives_empty_row", "a gradient that is not zero; fill the row with a harmless number")
 def root_of_zero() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         size = (scores.candidates * scores.valid).square().sum(-1, keepdim=True).sqrt()
@@ -238,7 +238,9 @@ def root_of_zero() -> type:
     return defined_by(log_weights)
 
 
-@broken("survives_no_candidates", r"raises IndexError .*The rule: Scores \[b, 0\] cost nothing; a maximum of nothing")
+@broken(
+    "survives_no_candidates", r"raises IndexError .*The check: Scores \[b, 0\] give loss 0; the maximum of an empty row"
+)
 def maximum_of_nothing() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         closest = scores.candidates.masked_fill(~scores.valid, NEVER).amax(-1, keepdim=True).detach()
@@ -247,7 +249,7 @@ def maximum_of_nothing() -> type:
     return defined_by(log_weights)
 
 
-@broken("shows_nan", r"hides NaN in a candidate's score; ask who is outside, ~\(score < limit\), not score >= limit")
+@broken("shows_nan", r"hides NaN in a candidate's score; exclude with ~\(score < limit\), not with score >= limit")
 def asks_who_is_inside() -> type:
     return defined_by(lambda self, scores: keep(scores, scores.candidates >= scores.tempered(0.2)))
 
@@ -269,7 +271,7 @@ def spread_of_one() -> type:
     return defined_by(log_weights)
 
 
-@broken("compiles", r"raises .*The rule: torch.compile\(fullgraph=True\) takes it: no .item\(\)")
+@broken("compiles", r"raises .*The check: torch.compile\(fullgraph=True\) works: no .item\(\)")
 def looks_at_a_value() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         beta = 1.0 if scores.candidates.sum().item() > 0 else 2.0
@@ -287,7 +289,7 @@ def other_when_compiled() -> type:
     return defined_by(log_weights)
 
 
-@broken("declares_what_it_needs", r"by the other candidates .* write log_weight\(tile\) in place of log_weights")
+@broken("declares_what_it_needs", r"by the other candidates .* write log_weight\(tile\) instead of log_weights")
 def below_the_closest_of_whole_rows() -> type:
     def log_weights(self: Any, scores: Scores) -> LogWeights:
         hidden = scores.candidates.masked_fill(~scores.valid, NEVER)
@@ -319,7 +321,10 @@ def counts_its_rows() -> type:
     return Broken
 
 
-@broken("mines_as_whole_rows", r"mined otherwise by blocks than from whole rows .* leave shown\(\) and monotone")
+@broken(
+    "mines_as_whole_rows",
+    r"gives other negatives by blocks than from whole rows .* do not override shown\(\) and monotone",
+)
 def says_that_far_ones_are_removed_with_near_ones() -> type:
     @dataclass(frozen=True, repr=False)
     class Broken(hn.negatives.Negatives):

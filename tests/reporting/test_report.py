@@ -230,7 +230,7 @@ def test_the_split_that_is_evaluated_is_named(split: str, tmp_path: Path) -> Non
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path), common={"evaluate_on": split})
     words = read(write_report(tmp_path / "run")).words
     assert f"each {split} image takes the class that its 10 nearest training images vote for" in words
-    assert f"How alike pairs of {split} images are" in words
+    assert f"Similarity of pairs of {split} images" in words
     assert ("The validation images are training images that were held out" in words) == (split == "validation")
     other = {"test": "validation", "validation": "test"}[split]
     assert f"{other} image takes" not in words
@@ -265,7 +265,7 @@ def test_one_neighbour_and_one_pass(tmp_path: Path) -> None:
 
 
 def test_the_words_say_where_a_tilt_is_not_quite_a_temperature(compared: Page) -> None:
-    assert "(1 + beta), before the gradient through its weights is counted" in compared.words
+    assert "exactly like the temperature divided by (1 + beta) if the gradient" in compared.words
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus(tmp_path: Path) -> None:

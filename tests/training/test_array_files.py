@@ -72,18 +72,18 @@ class TestArrays:
             ),
             (
                 {"images": random_images(4, 8, 8), "labels": np.array(list("abab"), dtype=object)},
-                r"plain arrays, got objects in labels of .*x\.npz; np\.array\(labels, dtype=str\)",
+                r"plain arrays, got Python objects in labels of .*x\.npz; np\.array\(labels, dtype=str\)",
             ),
             (
                 {"images": random_images(4, 8, 8), "labels": np.array([0, 0.5, 1.5, 1])},
-                r"whole numbers or text, got 2 of 4 that are not, such as 0\.5, in labels of",
+                r"integers or text, got 2 of 4 others, such as 0\.5, in labels of",
             ),
             ({"images": random_images(4, 8, 8), "labels": np.array([0, np.inf, 1, 1])}, "got 1 of 4 .* such as inf"),
             ({"images": random_images(4, 8, 8), "labels": np.array([0, np.nan, 1, 1])}, "got 1 of 4 without one"),
             ({"images": random_images(4, 8, 8), "labels": np.zeros(4, "M8[s]")}, "or text, got datetime64"),
             (
                 {"images": random_images(4, 8, 8), "labels": np.array([b"a", b"\xe9t\xe9", b"a", b"b"])},
-                r"UTF-8 where they are bytes, got b'\\xe9t\\xe9' in labels of .*x\.npz; np\.char\.decode",
+                r"bytes to be UTF-8, got b'\\xe9t\\xe9' in labels of .*x\.npz; .*np\.char\.decode",
             ),
             (
                 {"images": random_images(4, 8, 8), "labels": np.array([0, 1, 2**63, 2**64 - 1], np.uint64)},
@@ -105,13 +105,13 @@ class TestArrays:
         [
             (
                 "npy",
-                r"array `images` in an \.npz file, .* which is a \.npy file of one array; np\.savez\(PATH, ",
+                r"array `images` in an \.npz file, .* which is a \.npy file of one array; .*np\.savez\(PATH, ",
             ),
-            (b"just a text", "which is something else; np.savez"),
-            (b"", "which is something else; np.savez"),
-            (b"PK", "which is something else; np.savez"),
-            (b"PKZIP is what wrote this", "which is something else; np.savez"),
-            (b"PK\x03\x04 and then nothing", "a whole .npz file, got .* which is damaged"),
+            (b"just a text", "which is another kind of file; write it with np.savez"),
+            (b"", "which is another kind of file; write it with np.savez"),
+            (b"PK", "which is another kind of file; write it with np.savez"),
+            (b"PKZIP is what wrote this", "which is another kind of file; write it with np.savez"),
+            (b"PK\x03\x04 and then nothing", "an undamaged .npz file, got .* which is damaged"),
         ],
     )
     def test_files_that_are_no_npz_are_reported(self, content: str | bytes, message: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ class TestArrays:
         raw = bytearray(path.read_bytes())
         raw[200] ^= 255  # a pixel: the checksum no longer fits
         path.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"a whole \.npz file, got .*x\.npz, whose images is damaged: .*CRC"):
+        with pytest.raises(ValueError, match=r"an undamaged \.npz file, got .*x\.npz, whose images is damaged: .*CRC"):
             load(f"npz:{path}")
 
     @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ class TestArrays:
         raw = bytearray(path.read_bytes())
         raw[raw.rindex(mark) + offset] = value
         path.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"^data needs a whole \.npz file, got .*x\.npz, " + message):
+        with pytest.raises(ValueError, match=r"^data needs an undamaged \.npz file, got .*x\.npz, " + message):
             load(f"npz:{path}")
 
     def test_an_npz_without_members_lacks_its_arrays(self, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class TestBothSplits:
             write_folder(tmp_path / "train", {"a": 3, "b": 2})
             write_folder(tmp_path / "test", {"a": 1, "B": 2, "C": 1})
         forget_warnings()
-        with pytest.warns(HardnegWarning, match=r"^3 of 4 test items are of classes .* \(B, C\)") as reported:
+        with pytest.warns(HardnegWarning, match=r"^3 of 4 test items belong to classes .* \(B, C\)") as reported:
             train, test = load_splits(name)
         assert len(reported) == 1
         assert train.labels is not None

@@ -319,33 +319,37 @@ class TestTogether:
     def test_saved_embeddings_that_are_not_are_reported(self, tmp_path: Path) -> None:
         with pytest.raises(
             FileNotFoundError,
-            match=r"for each of train_x, train_y, test_x, test_y in an \.npz file, got .*, where there is no file",
+            match=r"for each of train_x, train_y, test_x, test_y in an \.npz file, got .*, which is not a file",
         ):
             load_embeddings(tmp_path / "none.npz")
         np.savez(tmp_path / "x.npz", train_x=np.zeros((2, 2)), test_y=np.zeros(2))
         with pytest.raises(ValueError, match=r"got .*x\.npz, which lacks train_y, test_x and has "):
             load_embeddings(tmp_path / "x.npz")
         np.save(tmp_path / "a.npy", np.zeros((2, 2)))
-        with pytest.raises(ValueError, match=r"a\.npy, which is a \.npy file of one array; np\.savez\(PATH, train_x="):
+        with pytest.raises(
+            ValueError, match=r"a\.npy, which is a \.npy file of one array; write it with np\.savez\(PATH, train_x="
+        ):
             evaluate_file(tmp_path / "a.npy")
         for text in ("just a text", "PK"):
             (tmp_path / "text.npz").write_text(text)
-            with pytest.raises(ValueError, match=r"text\.npz, which is something else; np\.savez") as error:
+            with pytest.raises(
+                ValueError, match=r"text\.npz, which is another kind of file; write it with np\.savez"
+            ) as error:
                 evaluate_file(tmp_path / "text.npz")
             assert "pickle" not in str(error.value)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"test_y": np.array(["a", "b"], object)}, r"objects in test_y of .*; np\.array\(test_y, dtype=str\)"),
+            ({"test_y": np.array(["a", "b"], object)}, r"objects in test_y of .*; use np\.array\(test_y, dtype=str\)"),
             (
                 {"train_x": np.array([[1], None], object)},
-                r"objects in train_x of .*; np\.array.*dtype=float\)",
+                r"objects in train_x of .*; use np\.array.*dtype=float\)",
             ),
             ({"train_x": np.array([["1"], ["2"]])}, "needs numbers in train_x, got <U1 in"),
-            ({"train_y": np.array([0.5, 1.0])}, r"got 1 of 2 that are not, such as 0\.5, in train_y of"),
-            ({"train_y": np.array([np.nan, 1.0])}, "whole-number label"),
-            ({"train_y": np.array([7, 7])}, r"two classes in train_y, got one: every label is 7\.$"),
+            ({"train_y": np.array([0.5, 1.0])}, r"got 1 of 2 others, such as 0\.5, in train_y of"),
+            ({"train_y": np.array([np.nan, 1.0])}, "integer label"),
+            ({"train_y": np.array([7, 7])}, r"two classes in train_y, got only one \(every label is 7\)\.$"),
             ({"train_y": np.array([["a"], ["b"]])}, r"labels \[n\], one for each row"),
             (
                 {"test_y": np.array([b"a", b"\xff"])},
@@ -379,7 +383,7 @@ class TestTogether:
         x, names = np.eye(8), np.array(list("abcdefgh"))
         np.savez(tmp_path / "x.npz", train_x=x[:2], train_y=names[:2], test_x=x, test_y=names)
         forget_warnings()
-        match = r"^6 of 8 test items are of classes that no training item has \(c, d, e, f, g and 1 more\)"
+        match = r"^6 of 8 test items belong to classes without training items \(c, d, e, f, g and 1 more\)"
         with pytest.warns(HardnegWarning, match=match) as reported:
             result = evaluate_file(tmp_path / "x.npz", probe="none")
         assert len(reported) == 1
@@ -390,9 +394,9 @@ class TestTogether:
         [
             ({0: torch.zeros(6)}, r"features \[n, d\]"),
             ({1: torch.zeros(5, dtype=torch.int64)}, "label per row"),
-            ({1: torch.zeros(6)}, "whole-number label"),
+            ({1: torch.zeros(6)}, "integer label"),
             ({2: torch.randn(4, 7)}, "test features of width 3"),
-            ({0: torch.full((6, 3), torch.nan)}, "finite features, got 18 others in train_x"),
+            ({0: torch.full((6, 3), torch.nan)}, "finite features, got 18 NaN or infinite values in train_x"),
             ({1: torch.zeros(6, dtype=torch.int64)}, "at least two classes"),
             ({2: torch.zeros(0, 3), 3: torch.zeros(0, dtype=torch.int64)}, "test_x=.0, 3."),
         ],

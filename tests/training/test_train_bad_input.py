@@ -86,7 +86,7 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("cifar10", "torchvision.datasets.CIFAR10"),
         ("folder:nowhere", "got nowhere, where there is none"),
-        ("npz:nowhere.npz", "got nowhere.npz, where there is no file"),
+        ("npz:nowhere.npz", "got nowhere.npz, which is not a file"),
     ],
 )
 def test_data_that_is_not_there_says_how_to_get_it(name: str, fix: str, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_
 def test_a_file_in_the_place_of_a_folder_is_named(data: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=r"--out needs a folder, got .*, where there is a file"):
+        with pytest.raises(ValueError, match=r"--out needs a folder, got .*, which is a file"):
             run("simclr", out, options_of(data))
     assert (tmp_path / "file").read_text() == "mine"
 

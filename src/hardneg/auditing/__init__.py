@@ -1,6 +1,11 @@
 """Audits of embeddings and of mined files: how hard, how false and how concentrated the negatives of a rule are.
 
-``hardneg.core.diagnose`` looks at one batch of scores, without opening a file; this looks at whole data sets.
+``hardneg.core.diagnose`` measures one batch of scores in memory; an audit measures a whole data set, from tensors
+(``engine.audit``) or from files (``files.audit_files``, which is `hardneg audit`).
+
+Reading order: ``options`` and ``rules`` (the request), ``prepare`` and ``audited_pairs`` (checked input),
+``sampling`` and ``measure`` (the figures), ``suggest`` (the grid search), ``result`` (the figures as data),
+``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``manifest``, ``findings`` and ``mined``.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ _home_of = {"Audit": "result", "audit": "engine"}
 
 
 def __getattr__(name: str) -> Any:
-    """Names when first used, so that the options of the command line can be had without torch."""
+    """Import a public name when it is first used, so that the command line can read the options without torch."""
     if name not in __all__:
         raise AttributeError(f"module 'hardneg.auditing' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hardneg.auditing.{_home_of[name]}"), name)

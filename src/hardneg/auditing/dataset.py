@@ -1,4 +1,4 @@
-"""A training set of sentence-transformers (columns anchor, positive, negatives ...) as what ``audit`` takes."""
+"""A training set of sentence-transformers (columns anchor, positive, negatives ...) as the arguments of ``audit``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ _labels = ("label", "labels", "score", "scores")
 
 
 class TrainingSet(NamedTuple):
-    """The anchors of a data set against its documents, with its positives and explicit negatives."""
+    """The anchors of a data set, its documents as the corpus, and its positives and explicit negatives.
+
+    Attributes:
+        embeddings: Vectors of the anchors; an anchor whose text is also a document has that document's id.
+        corpus: Vectors of the documents.
+        positives: Rows of the documents that are positives of each anchor.
+        mined: Rows of the documents that are negatives of each anchor, padded with -1; None without any.
+    """
 
     embeddings: Keys
     corpus: Keys
@@ -27,9 +34,15 @@ class TrainingSet(NamedTuple):
 
 
 def read_dataset(dataset: Any, model: Any) -> TrainingSet:
-    """Equal texts are one anchor or one document; rows with the same anchor are one list of it.
+    """Embed a training set; equal texts are one anchor or one document, and rows with the same anchor one query.
 
-    model: a sentence-transformers model, its path, or a function from texts to vectors.
+    Args:
+        dataset: A ``datasets.Dataset`` whose first column has the anchors, the second positives, the others negatives;
+            or two columns of texts and a column of labels 0 and 1.
+        model: Sentence-transformers model, its path, or a function from texts to vectors.
+
+    Raises:
+        ArgumentError: If columns are missing or hold no texts, labels are not 0 and 1, or there is no model.
     """
     dataset = as_dataset(dataset, "audit")
     names = [name for name in dataset.column_names if name not in _labels]
@@ -50,7 +63,7 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
         lists = own.setdefault(anchor, ({}, {}))
         for place, text in ((place, text) for place, cell in enumerate(rest) for text in _listed(cell)):
             if text is not None and not isinstance(text, str):
-                column = names[min(place + 1, len(names) - 1)]  # of labeled pairs, one column holds both kinds
+                column = names[min(place + 1, len(names) - 1)]  # labeled pairs have one column for both kinds
                 raise argument_error("audit", "texts as documents", column, text, _without(column))
             if text:
                 lists[min(place, 1)][documents.setdefault(text, len(documents))] = None
@@ -64,25 +77,26 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
 
 
 def _without(column: str) -> str:
+    """Return the advice to drop a column."""
     return f"if it is no column of texts, leave it out: dataset.remove_columns({column!r})"
 
 
 def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[Any], list[Any]]] | None:
-    """Rows of labeled pairs and lists: anchor, positives (1) and negatives (0); None where labels are no such marks."""
+    """Return rows of anchor, positives (label 1) and negatives (0); None if the labels have another meaning."""
     name = next((name for name in _labels if name in dataset.column_names), None)
     if name is None or len(columns) > 2:
         return None
     documents, marks = ([_listed(each) for each in column] for column in (columns[1], dataset[name]))
     fits = all(len(own) == len(each) for own, each in zip(documents, marks, strict=True))
-    is_score = name.startswith("score")  # of a list, whose first is the positive
+    is_score = name.startswith("score")  # scores come in lists, whose first document is the positive
     if (not fits or max(map(len, marks)) < 2) if is_score else _has_fractions(marks):
-        got = f"a {name} of each pair, as in STS, which does not say what is a negative"
+        got = f"a {name} of each pair, as in STS, which does not mark negatives"
         fix = f"give a label of 1 (positive) or 0 (negative) instead of {name}, or the positive pairs alone without it"
         raise ArgumentError("audit", "positives, or positives and negatives, in a data set", got, fix)
     if is_score:
         marks = [[1, *[0] * (len(each) - 1)] for each in marks]
     elif not fits or {mark for each in marks for mark in each} - {None} != {0, 1}:
-        return None  # groups, or ids of with_ids
+        return None  # labels of groups, or ids that `with_ids` has added
     pairs = (pair for row in zip(documents, marks, strict=True) for pair in zip(*row, strict=True))
     if any(text is not None and mark is None for text, mark in pairs):
         raise argument_error("audit", "a label of each document, 0 or 1", name, None)
@@ -94,14 +108,17 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
 
 
 def _has_fractions(marks: list[list[Any]]) -> bool:
+    """Whether a label is no integer, as in STS."""
     return any(isinstance(mark, float) and mark % 1 for each in marks for mark in each)
 
 
 def _listed(cell: Any) -> list[Any]:
+    """Return a cell as a list."""
     return list(cell) if isinstance(cell, (list, tuple)) else [cell]
 
 
 def _encoder(model: Any) -> Callable[[list[str]], Tensor]:
+    """Return a function from texts to vectors [n, d]."""
     if isinstance(model, str):
         library = optional("sentence_transformers", "audit(model=...)", extra="text")
         with loading_model("audit", model):

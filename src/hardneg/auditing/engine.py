@@ -1,4 +1,8 @@
-"""hn.audit: how hard, how false and how concentrated negatives are, from tensors."""
+"""hn.audit: how hard, how false and how concentrated negatives are, from tensors.
+
+``audit`` checks its arguments, turns a ``datasets.Dataset`` or a path into tensors, and hands over to
+``sampling.audit_pairs``. The command line uses ``files.audit_files`` instead, which starts from files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from torch import Tensor
 from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.dataset import read_dataset
 from hardneg.auditing.files import as_audit_errors, audit_files
-from hardneg.auditing.findings import find_in_rows
+from hardneg.auditing.findings import find_problems_in_rows
 from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
@@ -54,38 +58,56 @@ def audit(
     memory: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """How hard, how false and how concentrated the negatives of each expression are on these embeddings.
+    """Measure how hard, how false and how concentrated the negatives of each expression are on these embeddings.
 
-    embeddings: the anchors [a, d], a tensor, an array or Keys; they are the candidates, too, unless there is a
-        ``corpus``. Or a ``datasets.Dataset`` of anchor, positive and negatives, or of documents with labels 0 and 1,
-        with a ``model`` (or a function) to embed its texts.
-    positives: vectors of a second view [a, d]; ids of candidates as in ``mine``; ``"label"``: one row of the same
-        label stands in; None: the first judgement of each query, or no positive.
-    labels, groups, judgements: what false negatives are known by. Labels and groups of a corpus are those of its Keys
-        (``labels``, ``clusters``); judgements are relevant ids for each query as in ``mine``, the best first. What is
-        not judged is unknown, so that judgements give lower bounds, and rules are neither compared nor suggested by
-        them. judged_negatives: ids that are judged and not relevant.
-    held_out_judgements: relevant ids that mining has not seen. They give the rate of false negatives: pairs that are
-        not among them count as true negatives, and queries without one are left out.
-    mined: negatives of each query, as ``mine`` gives them or as ids [q, k]; or the path of a mined file, which then
-        needs nothing else (see docs/guides/audit.md).
-    model, encoder, cache: of the texts of a mined file whose embeddings are missing: a sentence-transformers model,
-        ``"module:function"`` or ``"file.py:function"``, and the folder of embeddings. Nothing in a file chooses them.
-    temperature, tau_plus: of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
-    near_duplicate: cosine from which a candidate is a copy of the anchor or of a positive.
-    num_anchors: how many are looked at, drawn with ``seed``; all of them if there are no more.
-    wanted_false_negatives: search for the hardest rules that stay at or below this share.
-    frontier: also measure a default set of rules; False for logging in training.
-    normalize: take the vectors at unit length; False takes the dot product as it is.
-    memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped: it is read once for
-        as many anchors as fit.
+    Args:
+        embeddings: Anchors [a, d] as a tensor, an array or Keys. They are also the candidates unless ``corpus`` is
+            given. Alternatively a ``datasets.Dataset`` with columns anchor, positive and negatives, or with documents
+            and labels 0 and 1; its texts are embedded by ``model``.
+        expressions: Rules to measure, as text in the grammar or as distributions, one or several.
+        corpus: Candidates [n, d]. Their labels and groups are those of the Keys (``labels``, ``clusters``).
+        positives: Vectors of a second view [a, d]; ids of candidates as in ``mine``; or ``"label"``, which draws one
+            row with the anchor's label. With None the first judgement of each query is its positive, if there is any.
+        judgements: Relevant ids of each query as in ``mine``, the best first. Pairs that are not judged are unknown, so
+            shares of false negatives become lower bounds, and rules are neither compared nor suggested by them.
+        judged_negatives: Ids of each query that are judged and not relevant.
+        held_out_judgements: Relevant ids that mining has not seen. They give the false-negative rate: pairs that are
+            not among them count as true negatives, and queries without any are left out.
+        labels: Labels of the anchors [a]; a candidate with the anchor's label is a false negative.
+        groups: Groups of the anchors [a]; a candidate of the anchor's group is a false negative.
+        mined: Negatives of each query, as ``mine`` returns them or as ids [q, k]; or the path of a mined file, which
+            then needs no embeddings (see docs/guides/audit.md).
+        model: Sentence-transformers model, or a function from texts to vectors, for texts without embeddings.
+        encoder: ``"module:function"`` or ``"file.py:function"`` to use instead of ``model`` for a mined file.
+        cache: Folder of embeddings of a mined file's texts. Nothing in the mined file can choose model, encoder or
+            cache.
+        temperature: Temperature of the loss; tilts weigh by exp(beta * similarity / temperature), as in ``mine``.
+        tau_plus: Share of false negatives that the loss corrects for.
+        near_duplicate: Cosine similarity above which a candidate counts as a near-duplicate of the anchor or a
+            positive.
+        num_anchors: Number of anchors to measure, drawn with ``seed``; all of them if there are no more.
+        seed: Seed of the sample of anchors and of positives drawn by label.
+        wanted_false_negatives: Search for the hardest rules whose false-negative rate is at most this share.
+        frontier: Whether to measure a default set of rules too; False for logging during training.
+        normalize: Whether to scale vectors to unit length; False uses the dot product of the vectors as they are.
+        memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped. The corpus is
+            read once for as many anchors as fit.
+        progress: Called with (anchors done, anchors in all).
 
-    >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
-    >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
-    >>> round(found.row("Uniform()").false_negatives, 4)  # 15 of the 63 others
-    0.2381
-    >>> found.row("Tilt(2.0)").similarity > found.random_similarity
-    True
+    Returns:
+        The figures of every rule, with suggestions and findings about the mined negatives where they were requested.
+
+    Raises:
+        ArgumentError: If the arguments contradict each other, or a rule needs labels, groups or positives that are
+            missing.
+
+    Example:
+        >>> z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
+        >>> found = audit(z, ["Uniform()", "Tilt(2.0)"], labels=torch.arange(64) % 4, frontier=False)
+        >>> round(found.row("Uniform()").false_negatives, 4)  # 15 of the 63 others
+        0.2381
+        >>> found.row("Tilt(2.0)").similarity > found.random_similarity
+        True
     """
     settings = Settings(
         temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier, memory
@@ -95,7 +117,8 @@ def audit(
         embeddings, corpus, positives, mined = read_dataset(embeddings, model)
     if isinstance(mined, (str, Path)):
         if embeddings is not None or corpus is not None:
-            raise ArgumentError("audit", "the path of a mined file alone, or tensors", "both", "see AuditOptions")
+            fix = "leave the tensors out, or pass the mined ids as a tensor"
+            raise ArgumentError("audit", "the path of a mined file or tensors", "both", fix)
         texts = tuple(rule.name for rule in rules)
         folder = None if cache is None else str(cache)
         options = AuditOptions(str(mined), texts, settings, model=model, encoder=encoder, cache=folder)
@@ -117,21 +140,29 @@ def audit(
         )
         listed = None if mined is None else listed_rows(audited, mined)
         found = audit_pairs(audited, rules, settings, listed=listed, progress=progress)
-        return found if listed is None else replace(found, mined=find_in_rows(audited, listed))
+        return found if listed is None else replace(found, mined=find_problems_in_rows(audited, listed))
 
 
 def listed_rows(audited: AuditedPairs, mined: Mined | Tensor) -> Annotated[Tensor, "a k"]:
-    """The negatives of each anchor as rows of the candidates, -1 where short."""
+    """Return the mined negatives of each anchor as rows of the candidates, -1 where a list is shorter.
+
+    Args:
+        audited: The anchors and candidates; their ids translate the mined ids to rows.
+        mined: What ``mine`` returned, or ids [a, k] with -1 for missing ones.
+
+    Raises:
+        ArgumentError: If ``mined`` has another number of rows than there are anchors, or ids that no candidate has.
+    """
     if isinstance(mined, Mined):
         rows = mined.rows
     else:
         ids, mined = audited.candidate_tags.ids, numbered_ids(mined, None)
         if not isinstance(mined, Tensor) or mined.ndim != 2 or mined.is_floating_point():
             got = f"{tuple(mined.shape)} of {mined.dtype}" if isinstance(mined, Tensor) else type(mined).__name__
-            raise ArgumentError("audit", "what hn.mine returned, or whole numbers as ids [q, k], as mined", got)
+            raise ArgumentError("audit", "mined to be the result of hn.mine or a tensor of integer ids [q, k]", got)
         rows = RowsOf(ids, len(audited.candidates))(mined.cpu().flatten()).view(mined.shape)
         if bool(((rows < 0) & (mined.cpu() != -1)).any()):
-            raise ArgumentError("audit", "mined ids that are in the corpus (or -1 where short)", "others")
+            raise ArgumentError("audit", "mined ids that are in the corpus (or -1 for none)", "ids that are not")
     if len(rows) != len(audited.anchors):
         raise ArgumentError("audit", f"mined negatives of {len(audited.anchors)} anchors", str(len(rows)))
     return rows

@@ -1,4 +1,8 @@
-"""`hardneg audit`: files in, an audit out. Embeddings, a run directory, or mined negatives."""
+"""Files in, an audit out: the work of `hardneg audit` for embeddings, a run directory or mined negatives.
+
+``audit_files`` finds out which of these the input is (``kind_of``) and checks the options. A mined file is audited by
+``mined.audit_mined``; everything else is read here and measured by ``sampling.audit_pairs``.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from hardneg.auditing.inputs import (
     check_columns_found,
     is_run,
     judged_lists,
+    read_side,
     read_tags,
     rows_by_name,
-    side_of,
     split_of_run,
 )
 from hardneg.auditing.lists import is_mined
 from hardneg.auditing.mined import audit_mined
 from hardneg.auditing.options import AuditOptions as AuditOptions
-from hardneg.auditing.options import check_read
+from hardneg.auditing.options import check_unused
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import given_rules
@@ -35,17 +39,17 @@ from hardneg.core.errors import ArgumentError, HardnegError, NoFile
 from hardneg.core.types import Keys
 from hardneg.io.provenance import environment
 from hardneg.io.tables import column_names, read_vectors, suffix_of, vector_suffixes
-from hardneg.mining.inputs import StageProgress as Encoding
-from hardneg.mining.inputs import quiet
+from hardneg.mining.inputs import StageProgress, quiet
 from hardneg.mining.judgements import numbered_both
 from hardneg.mining.problem import Side
 
 AuditProgress = Callable[[int, int], None]
+"""Called with (anchors done, anchors in all)."""
 
 
 @contextmanager
 def as_audit_errors() -> Iterator[None]:
-    """Errors of the readers that mining and audits share name the audit that called them."""
+    """Rename the caller in errors of readers that mining and audits share: "mine" becomes "audit"."""
     try:
         yield
     except HardnegError as error:
@@ -55,14 +59,24 @@ def as_audit_errors() -> Iterator[None]:
         raise
 
 
-def audit_files(options: AuditOptions, progress: AuditProgress | None = None, encoding: Encoding = quiet) -> Audit:
-    """The audit of embeddings, of a run or of a mined file, whichever the input is.
+def audit_files(options: AuditOptions, progress: AuditProgress | None = None, encoding: StageProgress = quiet) -> Audit:
+    """Audit embeddings, a run or a mined file, whichever the input is.
 
-    progress: called with (anchors done, anchors in all). encoding: as in mining, for texts that must be encoded.
+    Args:
+        options: Paths, rules and settings.
+        progress: Called with (anchors done, anchors in all).
+        encoding: Progress of encoding texts, as in mining.
+
+    Returns:
+        The audit, whose provenance has the command, the versions and the kind of the input.
+
+    Raises:
+        NoFile: If an input does not exist, or a run is not finished.
+        ArgumentError: If an option does not fit the input.
     """
     with as_audit_errors(), torch.no_grad():
         kind = kind_of(options)
-        check_read(options, kind)
+        check_unused(options, kind)
         if kind == "mined":
             found = audit_mined(options, progress, encoding)
         else:
@@ -72,7 +86,15 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
 
 
 def kind_of(options: AuditOptions) -> str:
-    """Embeddings, a run (its directory, or the embeddings.npz in it), or a mined file."""
+    """Return ``"embeddings"``, ``"run"`` (a run directory or its embeddings.npz) or ``"mined"``.
+
+    A run is recognised by its four arrays, a mined file by its columns or its manifest, and a table of embeddings by a
+    column named embedding or vector.
+
+    Raises:
+        NoFile: If the input does not exist or is a run without embeddings.
+        ArgumentError: If the columns of a table are none of these.
+    """
     path = Path(options.input)
     if not path.exists():
         raise NoFile("audit", "a file or folder that exists", path)
@@ -80,7 +102,7 @@ def kind_of(options: AuditOptions) -> str:
         return "run"
     if (path / "config.json").exists():
         fix = "give its command again with --resume"
-        raise NoFile("audit", "a finished run", path / "embeddings.npz", "which is not there", fix)
+        raise NoFile("audit", "a finished run", path / "embeddings.npz", "which is missing", fix)
     if suffix_of(path) in vector_suffixes:
         return "embeddings"
     names = column_names(path, WHO)
@@ -91,24 +113,29 @@ def kind_of(options: AuditOptions) -> str:
     if {"embedding", "embeddings", "vector", "vectors"} & set(names):
         return "embeddings"
     what = "embeddings (.npy, .npz, .safetensors, a table with a column of them), a run, or a mined file"
-    raise ArgumentError("audit", str(what), f"{path} with columns {names}")
+    raise ArgumentError("audit", what, f"{path} with columns {names}")
 
 
 def load_audited_pairs(options: AuditOptions, kind: str) -> AuditedPairs:
-    """Embeddings with what is known of them; a corpus beside them if there is one."""
+    """Read embeddings with their labels, groups and judgements, and the corpus if the options name one.
+
+    Args:
+        options: Paths and columns.
+        kind: ``"embeddings"`` or ``"run"``, from ``kind_of``.
+    """
     if kind == "run":
         vectors, known = split_of_run(Path(options.input), options.split or "test")
         anchors = Side(range(len(vectors)), None, vectors, known.tolist(), named=False)
     else:
-        anchors = side_of(options, "queries", options.input, options.queries)
-    beside = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
-    candidates = anchors if beside is None else beside
+        anchors = read_side(options, "queries", options.queries, options.input)
+    corpus = read_side(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
+    candidates = anchors if corpus is None else corpus
     if candidates.vectors is None:
         raise ArgumentError(WHO, "embeddings of the corpus", "none", "give --corpus-embeddings")
-    check_columns_found(options, anchors, *([] if beside is None else [beside]))
-    own, others = _tags(options, anchors, beside)
+    check_columns_found(options, anchors, *([] if corpus is None else [corpus]))
+    own, others = _tags(options, anchors, corpus)
     tags = others.get("labels"), others.get("groups")
-    keys = None if beside is None else Keys(candidates.vectors, labels=tags[0], clusters=tags[1])
+    keys = None if corpus is None else Keys(candidates.vectors, labels=tags[0], clusters=tags[1])
     assert anchors.vectors is not None
     judged, held_out = (
         _judged(path, anchors, candidates) for path in (options.judgements, options.held_out_judgements)
@@ -127,31 +154,32 @@ def load_audited_pairs(options: AuditOptions, kind: str) -> AuditedPairs:
     return replace(audited, names=tuple(candidates.ids) if candidates.named else None)
 
 
-def _tags(options: AuditOptions, anchors: Side, beside: Side | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Labels and groups of the anchors and of a corpus beside them, which must have them too."""
+def _tags(options: AuditOptions, anchors: Side, corpus: Side | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the labels and groups of the anchors and of the corpus, which must have them too if there is one."""
     own: dict[str, Any] = {}
     others: dict[str, Tensor] = {}
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         first, path = getattr(anchors, word), getattr(options, word)
-        if beside is None:
+        if corpus is None:
             own[word] = first if path is None else read_tags(word, path, column)
-        elif first is not None and getattr(beside, word) is not None:
-            sizes = len(anchors), len(beside)
-            own[word], others[word] = numbered_both(word, first, getattr(beside, word), sizes, WHO)
-    if beside is not None and options.judgements is None and options.held_out_judgements is None and not own:
+        elif first is not None and getattr(corpus, word) is not None:
+            sizes = len(anchors), len(corpus)
+            own[word], others[word] = numbered_both(word, first, getattr(corpus, word), sizes, WHO)
+    if corpus is not None and options.judgements is None and options.held_out_judgements is None and not own:
         what = "judgements (query id, document id) for queries and a corpus, or labels or groups of both"
         raise ArgumentError(WHO, what, "none", "give --judgements, or --label-column")
     return own, others
 
 
 def _judged(path: str | None, anchors: Side, candidates: Side) -> Judged | None:
+    """Read judgements as rows of the candidates; None without a path."""
     if path is None:
         return None
     return judged_lists(path, rows_by_name(anchors.ids), rows_by_name(candidates.ids), len(anchors))
 
 
 def _own_positives(options: AuditOptions, vectors: Tensor) -> Tensor | str | None:
-    """A file of second views, "label", or none."""
+    """Return the vectors of a second view [a, d], ``"label"``, or None."""
     if options.positives is None or options.positives == "label":
         return options.positives
     views = read_vectors(options.positives, options.embedding_column, WHO)[0]

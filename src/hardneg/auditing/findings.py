@@ -1,4 +1,7 @@
-"""What is wrong with mined lists: positives among the negatives, under any id, repeated and missing ones, hubs."""
+"""Problems in mined lists: positives among the negatives (under any id), duplicates, missing negatives, hubs.
+
+``find_problems`` checks lists by name (from files), ``find_problems_in_rows`` lists of rows (from tensors).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
 from hardneg.core.tensors import unit
 
-_same_vector = 1.0 - 1e-6  # the cosine of a vector with itself, after rounding
-_most_examples = 5
+_same_vector = 1.0 - 1e-6  # cosine of a vector with itself, after rounding
+_most_examples = 5  # enough to see the pattern on a page
 
 
-def find(
+def find_problems(
     lists: Lists,
     *,
     text_of: Mapping[Any, str] | None = None,
@@ -28,10 +31,15 @@ def find(
     num_documents: int | None = None,
     queries_without: int | None = None,
 ) -> MinedFindings:
-    """Looks at every list.
+    """Check every list and count its problems.
 
-    text_of: the text of each name; without it the names are compared, as texts if they are. row_of and vectors: where
-    the vector of a name is, for copies that no text shows.
+    Args:
+        lists: Positives and negatives of each query.
+        text_of: Text of each name, to find copies; without it the names themselves are compared.
+        row_of: Row of each name in ``vectors``.
+        vectors: Vectors [n, d] of the documents, to find copies that no text shows.
+        num_documents: Number of documents in the corpus; None if unknown.
+        queries_without: Number of queries without any negative; None if unknown.
     """
     same, other, repeated = 0, 0, 0
     examples: list[Example] = []
@@ -71,14 +79,14 @@ def find(
 
 
 def _short(lists: Lists, queries_without: int | None) -> int:
-    """Queries with fewer negatives than wanted; those without any are in the file as empty lists, or not at all."""
+    """Count queries with fewer negatives than wanted; those without any are empty lists in the file, or not in it."""
     length = lists.wanted or max((len(names) for names in lists.negatives), default=0)
     empty = sum(not names for names in lists.negatives) if length else 0
     return sum(0 < len(names) < length for names in lists.negatives) + max(queries_without or 0, empty)
 
 
 def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str:
-    """The text of a document, by which copies are found: case and spaces do not matter."""
+    """Return the text by which copies of a document are found, ignoring case and spaces; its id if it has no text."""
     text = None if text_of is None else text_of.get(name)
     if text is None and not is_text:
         return f"\0{name}"
@@ -88,7 +96,11 @@ def _content(name: Any, text_of: Mapping[Any, str] | None, is_text: bool) -> str
 def _same_vectors(
     positives: Sequence[Any], negatives: Sequence[Any], row_of: Mapping[Any, int] | None, vectors: Tensor | None
 ) -> tuple[dict[Any, Any], set[Any]]:
-    """The positive with the same vector as a negative, by name of the negative; negatives that copy an earlier one."""
+    """Find negatives with the vector of a positive, or of an earlier negative in the list.
+
+    Returns:
+        The positive with the same vector, by name of the negative; and the negatives that copy an earlier one.
+    """
     if row_of is None or vectors is None:
         return {}, set()
     near = [name for name in dict.fromkeys(positives) if name in row_of]
@@ -106,19 +118,23 @@ def _same_vectors(
 
 
 def _compared(lists: Lists, text_of: Mapping[Any, str] | None, vectors: Tensor | None) -> tuple[str, ...]:
+    """Return the properties by which documents were compared: ids, texts, vectors."""
     alone = "texts as they are in the file" if lists.are_texts else "ids"
     by = [alone] if text_of is None else ["ids", "texts"]
     return (*by, "vectors") if vectors is not None else tuple(by)
 
 
 def _hubs(count: Counter[Any], num_documents: int | None) -> tuple[Hub, ...]:
-    """Times an even choice, over the corpus or, where its size is not known, over the documents that occur."""
+    """Return the most frequent negatives, compared with a uniform choice.
+
+    The choice is over the corpus or, where its size is unknown, over the documents that occur in the lists.
+    """
     total, size = count.total(), num_documents or len(count)
     return tuple(Hub(name, number / total, number / total * size) for name, number in count.most_common(NUM_HUBS))
 
 
-def find_in_rows(audited: AuditedPairs, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
-    """Looks at lists in memory: rows of the candidates, under the names these have."""
+def find_problems_in_rows(audited: AuditedPairs, listed: Annotated[Tensor, "q k"]) -> MinedFindings:
+    """Check lists in memory [q, k]: rows of the candidates, reported under the candidates' names."""
     own: list[list[int]] = [[] for _ in range(len(listed))]
     if audited.pairs is not None:
         everyone = torch.arange(len(listed), device=audited.pairs.rows.device)
@@ -134,7 +150,7 @@ def find_in_rows(audited: AuditedPairs, listed: Annotated[Tensor, "q k"]) -> Min
         are_texts=False,
     )
     row_of = {named: row for row, named in name.items()}
-    return find(
+    return find_problems(
         lists,
         row_of=row_of,
         vectors=audited.candidates.vectors,
@@ -143,8 +159,8 @@ def find_in_rows(audited: AuditedPairs, listed: Annotated[Tensor, "q k"]) -> Min
     )
 
 
-def as_rows(lists: Lists, row_of: Mapping[Any, int]) -> Annotated[Tensor, "q k"]:
-    """The negatives as rows of the corpus, padded with -1."""
+def rows_of_lists(lists: Lists, row_of: Mapping[Any, int]) -> Annotated[Tensor, "q k"]:
+    """Return the negatives as rows of the corpus [q, k], padded with -1; names without a row are skipped."""
     known = [[row_of[name] for name in names if name in row_of] for names in lists.negatives]
     width = max((len(each) for each in known), default=1) or 1
     return torch.tensor([[*each, *[-1] * (width - len(each))] for each in known], dtype=torch.long)

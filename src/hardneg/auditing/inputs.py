@@ -1,4 +1,7 @@
-"""What `hardneg audit` reads: embeddings with ids and labels, judgements, the splits of a run."""
+"""Readers for the files of `hardneg audit`: embeddings with ids and labels, judgements, the splits of a run.
+
+``files`` reads its input with these functions, and ``mined`` the queries, corpus and judgements of a mined file.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,21 @@ from hardneg.mining.table_values import RowNumbers
 WHO = "audit"
 
 
-def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | None) -> Side:
-    """One side from a file of embeddings, a table, or a table with embeddings beside it.
+def read_side(options: AuditOptions, kind: str, table_path: str | None, vectors_path: str | None) -> Side:
+    """Read the queries or the corpus from a file of embeddings, a table, or a table and its file of embeddings.
 
-    For queries, ``path`` holds the embeddings and ``beside`` names the rows; for a corpus, ``path`` is the table and
-    ``beside`` the embeddings.
+    Args:
+        options: Names of the columns of ids, texts, embeddings, labels and groups.
+        kind: ``"queries"`` or ``"corpus"``, which chooses the columns and the words of errors.
+        table_path: Table with ids and texts; a file of embeddings is accepted too.
+        vectors_path: File of embeddings; a table with a column of embeddings is accepted too.
+
+    Returns:
+        The side, whose vectors are None where only a table without embeddings was given.
+
+    Raises:
+        ArgumentError: If a column is named but there is no table, or the embeddings do not match the rows of the table.
     """
-    table_path, vectors_path = (beside, path) if kind == "queries" else (path, beside)
     if vectors_path is not None and suffix_of(Path(vectors_path)) not in vector_suffixes and table_path is None:
         table_path = vectors_path
     if table_path is not None and suffix_of(Path(table_path)) in vector_suffixes:
@@ -41,7 +52,8 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
     if table_path is None:
         assert vectors is not None
         if text is not None or identity is not None:
-            raise ArgumentError(WHO, f"a table of {kind} for the column {text or identity!r}", "embeddings alone")
+            got = "embeddings without a table"
+            raise ArgumentError(WHO, f"a table of {kind} for the column {text or identity!r}", got)
         return Side(ids or range(len(vectors)), None, vectors, **tags, named=ids is not None)
     table = read_table(table_path, WHO)
     side = side_of_table(table, text, identity, None, kind, WHO)
@@ -57,7 +69,7 @@ def side_of(options: AuditOptions, kind: str, path: str | None, beside: str | No
 
 
 def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
-    """Labels and groups that lie in the same .npz as the embeddings."""
+    """Return the labels and groups that are stored in the same .npz as the embeddings."""
     if path.suffix != ".npz":
         return {}
     wanted = {"labels": options.label_column or "labels", "groups": options.group_column or "groups"}
@@ -66,7 +78,7 @@ def _arrays(path: Path, options: AuditOptions) -> dict[str, Any]:
 
 
 def check_columns_found(options: AuditOptions, *sides: Side) -> None:
-    """A column that was named must be there, unless it is that of a file of its own."""
+    """Raise unless every column named in the options exists; columns of a separate file are checked by its reader."""
     for word, column in (("labels", options.label_column), ("groups", options.group_column)):
         if column is None or getattr(options, word) is not None:
             continue
@@ -76,20 +88,30 @@ def check_columns_found(options: AuditOptions, *sides: Side) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """A run directory, or the embeddings.npz of one."""
+    """Return whether a path is the directory of a training run or the embeddings.npz in one."""
     if path.is_dir():
         return (path / "embeddings.npz").exists()
     return path.suffix == ".npz" and set(SPLIT_NAMES) <= set(names_in_npz(WHO, path))
 
 
 def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:
-    """The features and labels that a training run left."""
+    """Return the features [n, d] and labels [n] of a split that a training run has saved."""
     train_x, train_y, test_x, test_y = load_embeddings(path / "embeddings.npz" if path.is_dir() else path)
     return (train_x, train_y) if split == "train" else (test_x, test_y)
 
 
 def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
-    """Labels or groups from .npy, .npz, a table, or a text file with one in each line."""
+    """Read labels or groups from .npy, .npz, a table, or a text file with one value per line.
+
+    Args:
+        what: ``"labels"`` or ``"groups"``: the usual name of the column, and the word in errors.
+        path: The file.
+        column: Column or array to read; None takes the usual name or the only one there is.
+
+    Raises:
+        NoFile: If the file does not exist.
+        ArgumentError: If no column or array fits, or its values are neither integers nor text.
+    """
     file = Path(path)
     if not file.exists():
         raise NoFile(WHO, f"a file of {what} that exists", path)
@@ -108,14 +130,20 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
 
 
 def _flat(array: Any, what: str, path: str) -> list[Any]:
+    """Return a one-dimensional array of integers or text as a list."""
     if array.ndim != 1 or array.dtype.kind not in "iuUSb":
-        raise ArgumentError(WHO, f"{what} [n] of whole numbers or texts in {path}", f"{array.shape} {array.dtype}")
+        got = f"shape {array.shape} of {array.dtype}"
+        raise ArgumentError(WHO, f"{what} [n] that are integers or text in {path}", got)
     values: list[Any] = array.tolist()
     return values
 
 
 def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
-    """Ids are matched as text: 12 in one file is "12" in another."""
+    """Map each id as text to its row: 12 in one file matches "12" in another.
+
+    >>> rows_by_name(["a", 12])
+    {'a': 0, '12': 1}
+    """
     if isinstance(ids, range):
         return RowNumbers(ids)
     rows = {str(name): row for row, name in enumerate(ids)}
@@ -125,21 +153,39 @@ def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
 
 
 class Judged(NamedTuple):
-    """The rows of the corpus that are judged relevant to each query, the best first, and those judged irrelevant."""
+    """Rows of the corpus that are judged for each query.
+
+    Attributes:
+        relevant: Rows judged relevant, the best first.
+        irrelevant: Rows judged and not relevant.
+    """
 
     relevant: list[list[int]]
     irrelevant: list[list[int]]
 
 
 def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> Judged:
-    """The judged rows of each query; pairs of other queries, or of documents that are not there, do not count."""
+    """Read a table of judgements as rows of the corpus for each query.
+
+    Args:
+        path: Table of query id, document id and grade (qrels); a grade above 0 is relevant.
+        queries: Row of each query id.
+        documents: Row of each document id.
+        size: Number of queries.
+
+    Returns:
+        Judged rows of each query. Pairs whose query or document is not in the data are skipped.
+
+    Raises:
+        ArgumentError: If no relevant pair matches the data.
+    """
     judged = read_grades(path, WHO)
     lists = Judged([[] for _ in range(size)], [[] for _ in range(size)])
     for grade, query, document in judged:
         if query in queries and document in documents:
             (lists.relevant if grade > 0 else lists.irrelevant)[queries[query]].append(documents[document])
     if not any(lists.relevant):
-        what = "judgements of these queries and documents"
+        what = f"judgements in {path} that match the ids of the queries and documents"
         fix = "check the ids (without ids, rows are numbered from 0)"
-        raise ArgumentError(WHO, what, f"{len(judged)} pairs of which none match", fix)
+        raise ArgumentError(WHO, what, f"{len(judged)} pairs without a relevant match", fix)
     return lists

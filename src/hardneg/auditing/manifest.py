@@ -1,7 +1,7 @@
-"""What the manifest beside a mined file says of it, also one of another version.
+"""The manifest of a mined file, read as untrusted data that another version may have written.
 
-A manifest is data: it chooses no code, no model and no file to write. The files that it names are read only where they
-are those that were mined, by size and digest; vectors that are not among them come from the cache, by content.
+A manifest chooses no code, no model and no file to write. The files that it names are read only if their size and
+digest are those recorded when mining; missing vectors come from the cache, by content. Called by ``mined``.
 """
 
 from __future__ import annotations
@@ -19,29 +19,53 @@ from hardneg.mining.options import Columns, MineOptions, inputs, manifest_of
 _fix = "name the files with --queries, --corpus and their embeddings, or mine again"
 
 
-def manifest_beside(path: str) -> dict[str, Any]:
-    """The manifest that `hardneg mine` wrote with exactly this file, or an empty dict."""
+def manifest_of_file(path: str) -> dict[str, Any]:
+    """Return the manifest that `hardneg mine` wrote with exactly this file, or an empty dict.
+
+    Raises:
+        DataChanged: If the manifest describes another content of the file.
+    """
     file = manifest_of(path)
     manifest = read_manifest(file, "audit")
     if "output" in manifest and not is_of(Path(path), manifest):
         fix = "mine again, or delete the manifest to audit the file as it is"
-        raise DataChanged(
-            "audit", "a mined file and its manifest of one job", f"another file than {file} describes", fix
-        )
+        what = "a mined file that matches its manifest"
+        raise DataChanged("audit", what, f"a file whose content differs from that recorded in {file}", fix)
     return manifest
 
 
 def similarity_of(recorded: dict[str, Any]) -> str:
-    """That of the manifest; a cosine where it says none."""
+    """Return the similarity recorded in a manifest's options, cosine if there is none.
+
+    >>> similarity_of({"similarity": "dot"}), similarity_of({})
+    ('dot', 'cosine')
+    """
     return "dot" if recorded.get("similarity") == "dot" else "cosine"
 
 
 def whole_number(value: Any) -> int | None:
+    """Return a positive integer as it is, and None for anything else, since a manifest may hold any JSON.
+
+    >>> whole_number(5), whole_number(True), whole_number("5")
+    (5, None, None)
+    """
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, tuple[str, ...]]:
-    """What is needed of a manifest's options to read its files again, and what there is to say about them."""
+    """Return the options needed to read the mined files again, and notes about options that were skipped.
+
+    Args:
+        manifest: The manifest, with ``options`` and ``inputs``.
+        folder: Absolute folder of the manifest; relative paths start there.
+
+    Returns:
+        Options that name the inputs and their columns, and notes about options unknown to this version.
+
+    Raises:
+        ArgumentError: If the manifest does not name the queries.
+        DataChanged: If an input has changed since mining.
+    """
     recorded = manifest["options"]
     columns = recorded.get("columns")
     columns = columns if isinstance(columns, dict) else {}
@@ -65,20 +89,28 @@ def mine_options(manifest: dict[str, Any], folder: Path) -> tuple[MineOptions, t
 
 
 def input_paths(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The files that were mined, found from the folder of the manifest; those of other content are an error."""
+    """Return the path of each mined input, found from the folder of the manifest and checked by size and digest.
+
+    Raises:
+        ArgumentError: If the manifest has no digests.
+        NoFile: If an input no longer exists.
+        FileError: If an input is a folder outside the folder of the manifest.
+        DataChanged: If an input has another content.
+    """
     given = manifest.get("inputs")
     if not isinstance(given, dict):
-        raise ArgumentError("audit", "a manifest with the digests of what was mined", "one without", _fix)
+        raise ArgumentError("audit", "a manifest with the digests of the mined inputs", "one without", _fix)
     return {name: str(_checked(name, given[name], folder)) for name in inputs if name in given}
 
 
 def _checked(name: str, given: Any, folder: Path) -> Path:
+    """Return the path of one input after all checks."""
     path, digest = (given.get("path"), given.get("sha256")) if isinstance(given, dict) else (None, None)
     if not isinstance(path, str) or "\0" in path or not isinstance(digest, str):
-        raise ArgumentError("audit", f"a path and a digest of the {name}", "a manifest without", _fix)
+        raise ArgumentError("audit", f"a manifest with path and digest of the {name}", "one without", _fix)
     found = Path(os.path.normpath(folder / path))
     if not found.exists():
-        raise NoFile("audit", f"the {name} that were mined", found, "which is not there", _fix)
+        raise NoFile("audit", f"the {name} that were mined", found, "which is missing", _fix)
     # A manifest must not make the audit read folders elsewhere.
     inside = found.resolve().is_relative_to(folder.resolve())
     if found.is_dir() and not inside:
@@ -86,5 +118,5 @@ def _checked(name: str, given: Any, folder: Path) -> Path:
     may_be = found.is_dir() or (found.is_file() and found.stat().st_size == given.get("bytes"))
     if not may_be or digest_of_path(found) != digest:
         where = "" if inside else ", outside the folder of the manifest"
-        raise DataChanged("audit", f"the {name} that were mined", f"{found}{where}, of other content", _fix)
+        raise DataChanged("audit", f"the {name} that were mined", f"{found}{where}, whose content has changed", _fix)
     return found

@@ -1,7 +1,10 @@
-"""What a rule does to the anchors looked at, gathered chunk by chunk; no [anchors, candidates] matrix is kept.
+"""The figures of a rule, accumulated chunk by chunk of anchors; no [anchors, candidates] matrix is kept.
 
-Hubness is n * P(two different anchors draw the same negative) = n * (|m|^2 - sum_i |q_i|^2) / (A (A - 1)), m being
-the mass of each item over A anchors: unbiased however few anchors are looked at, unlike the mass of single items.
+Hubness is n * P(two different anchors draw the same negative) = n * (|m|^2 - sum_i |q_i|^2) / (A (A - 1)), where m is
+the mass of each item over A anchors and q_i the distribution of anchor i. It is unbiased for any number of anchors,
+unlike the mass of single items.
+
+``sampling.measure_rules`` makes one ``AuditChunk`` for all rules and one ``RuleTally`` for each.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hardneg.auditing.audited_pairs import AuditedPairs, Compared
+from hardneg.auditing.audited_pairs import AuditedPairs, ComparedAnchors
 from hardneg.auditing.result import Hub, RuleFigures
 from hardneg.auditing.rules import NamedRule
 from hardneg.core.diagnose import diagnose
@@ -22,61 +25,95 @@ from hardneg.core.objectives import debiased, log_expect_exp
 from hardneg.core.types import NEVER, Scores
 
 NUM_HUBS = 10
-EVEN_SHARE = 0.1  # of an even choice's weight: from there on an item counts as someone's negative
-_piece = 2048
-_sums = ("similarity", "false", "judged", "near", "effective", "attracted", "temperature", "clamped")
+EVEN_SHARE = 0.1  # share of the uniform probability from which an item counts as some anchor's negative
+_piece = 2048  # columns that are summed in float32
+_quantities = ("similarity", "false", "judged", "near", "effective", "attracted", "temperature", "clamped")
 
 
 @dataclass(frozen=True, eq=False)
 class AuditChunk:
-    """Some anchors against all candidates, and what all rules share of them."""
+    """Some anchors against all candidates, with the values that all rules need.
+
+    Attributes:
+        rows: Rows of the anchors [b].
+        scores: Their scores.
+        similarity: Their similarities [b, n], which are the scores times the temperature.
+        false: Candidates known to be false negatives [b, n]; None if nothing is judged.
+        judged: Candidates judged to be false or not [b, n]; None if all are, or nothing is.
+        known: Anchors with any judgement [b].
+        measures: Similarity, near-duplicate, false and judged as numbers [b, n, k]: one product with q gives all means.
+        num_valid: Number of valid candidates of each anchor [b], at least 1.
+        diagnosed: Whether ``diagnose`` measures this chunk too.
+    """
 
     rows: Annotated[Tensor, "b"]
     scores: Scores
     similarity: Annotated[Tensor, "b n"]
     false: Annotated[Tensor, "b n"] | None
-    judged: Annotated[Tensor, "b n"] | None  # whether a judge knows if it is false; None: all, or there is no judge
+    judged: Annotated[Tensor, "b n"] | None
     known: Annotated[Tensor, "b"]
-    measures: Annotated[Tensor, "b n k"]  # similarity, whether near, false, judged: one product with q means all
+    measures: Annotated[Tensor, "b n k"]
     num_valid: Annotated[Tensor, "b"]
     diagnosed: bool
 
     @classmethod
-    def of(cls, audited: AuditedPairs, met: Compared, temperature: float, diagnosed: bool = False) -> AuditChunk:
-        rows, scores = met.rows, audited.scores(met, temperature)
+    def of(
+        cls, audited: AuditedPairs, compared: ComparedAnchors, temperature: float, diagnosed: bool = False
+    ) -> AuditChunk:
+        """Compute the values for a chunk of compared anchors.
+
+        Args:
+            audited: The pairs of the audit.
+            compared: Similarities of these anchors, from ``AuditedPairs.compare``.
+            temperature: Temperature of the scores.
+            diagnosed: Whether attraction and effective temperature are measured here.
+        """
+        rows, scores = compared.rows, audited.scores(compared, temperature)
         false = audited.known_false(rows, scores) if audited.judges else None
         similarity = scores.candidates * temperature
-        measures = torch.stack([similarity, met.near.to(similarity)], dim=-1)
+        measures = torch.stack([similarity, compared.near.to(similarity)], dim=-1)
         if false is not None:
             measures = torch.cat([measures, false[..., None].to(measures)], dim=-1)
         judged = None if false is None or audited.all_judged else audited.known_pairs(rows, false)
         if judged is not None:
             measures = torch.cat([measures, judged[..., None].to(measures)], dim=-1)
-        # A listed negative may be no valid candidate; an even choice is then one of all.
+        # Mined lists may hold invalid candidates, so that an anchor without valid ones can have negatives.
         count = scores.num_valid().clamp(min=1)
-        return cls(rows, scores, similarity, false, judged, audited.is_known(rows), measures, count, diagnosed)
+        known = audited.has_judgements(rows)
+        return cls(rows, scores, similarity, false, judged, known, measures, count, diagnosed)
 
 
 @dataclass
 class RuleTally:
-    """One rule over all chunks: a value for each anchor, and the mass of each item."""
+    """One rule over all chunks: a value for each anchor, and the mass of each item.
+
+    Attributes:
+        rule: The rule.
+        mass: Sum of q over anchors for each item [n], in float64.
+        reached: Whether each item is a negative of any anchor [n].
+        values: Value of each anchor, by quantity.
+        empty: Number of anchors without negatives.
+        anchors: Number of anchors.
+        squares: Sum of |q_i|^2 over anchors, for hubness.
+    """
 
     rule: NamedRule
-    mass: Annotated[Tensor, "n"]  # of each item, in float64
-    reached: Annotated[Tensor, "n"]  # whether an item is someone's negative
-    values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _sums})
+    mass: Annotated[Tensor, "n"]
+    reached: Annotated[Tensor, "n"]
+    values: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _quantities})
     empty: int = 0
     anchors: int = 0
     squares: float = 0.0
 
     def add(self, chunk: AuditChunk, tau_plus: float) -> None:
+        """Measure the rule on a chunk of anchors."""
         scores = chunk.scores
         log_w = self.rule.log_weights(scores, chunk.rows)
         some = log_w.amax(-1) != NEVER
         q = torch.softmax(log_w, dim=-1)
         if not bool(some.all()):
-            q = q.masked_fill(~some[:, None], 0.0)  # NaN of an empty row
-        square = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float64).square()  # of millions of small numbers
+            q = q.masked_fill(~some[:, None], 0.0)  # the softmax of an empty row is NaN
+        square = torch.linalg.vector_norm(q, dim=-1, dtype=torch.float64).square()  # sums millions of small numbers
         self.anchors, self.empty = self.anchors + len(some), self.empty + int((~some).sum())
         means = _expected(q, chunk.measures)
         self._keep("similarity", means[:, 0], some)
@@ -99,17 +136,25 @@ class RuleTally:
             self._keep("temperature", found.effective_temperature, some)
 
     def _keep(self, name: str, value: Tensor, where: Tensor) -> None:
-        # Small tensors, if kept, would lie between the large ones that come and go, and memory would grow with them.
+        """Append the values of the anchors in ``where``."""
+        # As Python floats: small tensors kept between large temporary ones would fragment memory.
         self.values[name].extend(value[where].double().tolist())
 
     def _count_items(self, q: Tensor, chunk: AuditChunk) -> None:
+        """Add to the mass of each item, and mark those with at least EVEN_SHARE of a uniform choice."""
         self.mass += q.sum(0)
         self.reached |= (q * (chunk.num_valid[:, None] / EVEN_SHARE)).amax(0) >= 1.0
 
     def row(self, audited: AuditedPairs, size: int) -> RuleFigures:
+        """Return the figures of the rule.
+
+        Args:
+            audited: The pairs of the audit, for names and judges.
+            size: Number of anchors that could have been measured, for standard errors.
+        """
         similarity, false = self._mean("similarity", size), self._mean("false", size)
         judged = 1.0 if audited.all_judged else self._mean("judged", size)[0]
-        if judged == 0.0:  # no negative of this rule is judged, so that nothing is known
+        if judged == 0.0:  # no negative of this rule is judged, so the share is unknown and not 0
             false = math.nan, math.nan
         return RuleFigures(
             self.rule.name,
@@ -131,7 +176,7 @@ class RuleTally:
         )
 
     def _mean(self, name: str, size: int) -> tuple[float, float]:
-        """Mean over anchors and its standard error, as of a sample without replacement from ``size`` anchors."""
+        """Return the mean and its standard error for a sample without replacement from ``size`` anchors."""
         values = torch.tensor(self.values[name].tolist(), dtype=torch.float64)
         if not len(values):
             return math.nan, math.nan
@@ -142,6 +187,7 @@ class RuleTally:
         return float(values.mean()), spread
 
     def _hubness(self) -> float:
+        """Return the hubness of the module docstring; NaN with fewer than two anchors."""
         chosen = self.anchors - self.empty
         if chosen < 2:
             return math.nan
@@ -149,23 +195,27 @@ class RuleTally:
         return len(self.mass) * shared / (chosen * (chosen - 1))
 
     def _hub_share(self) -> float:
+        """Return the share of all choices that fall on the 1 % of items chosen most."""
         total = float(self.mass.sum())
         most = max(1, math.ceil(0.01 * len(self.mass)))
         return float(self.mass.topk(most).values.sum()) / total if total else math.nan
 
 
 def _expected(q: Annotated[Tensor, "b n"], measures: Annotated[Tensor, "b n k"]) -> Annotated[Tensor, "b k"]:
-    """E_q of each column, added up in pieces: in one long float32 sum the many small weights of a tilt are lost."""
+    """Return E_q of each measure [b, k], summed in pieces.
+
+    In one long float32 sum the many small weights of a tilt would be lost.
+    """
     parts = zip(q.split(_piece, 1), measures.split(_piece, 1), strict=True)  # type: ignore[no-untyped-call]
     total = measures.new_zeros(len(q), measures.shape[-1], dtype=torch.float64)
     for weights, values in parts:
         total += torch.bmm(weights[:, None], values)[:, 0]
-    mass = q.sum(-1, keepdim=True, dtype=torch.float64)  # 1 but for rounding, 0 without negatives
+    mass = q.sum(-1, keepdim=True, dtype=torch.float64)  # 1 up to rounding, 0 without negatives
     return total / mass.clamp(min=0.5)
 
 
 def hubs_of(mass: Annotated[Tensor, "n"], audited: AuditedPairs) -> tuple[Hub, ...]:
-    """The items chosen most, with their share of all choices and how many times that of an even choice it is."""
+    """Return the items chosen most, with their share of all choices, also relative to a uniform choice."""
     total = float(mass.sum())
     if not total:
         return ()

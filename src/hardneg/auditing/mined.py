@@ -1,6 +1,7 @@
 """The audit of a mined file: its lists, and its place on the frontier if the vectors are available.
 
-What was mined from is taken from the options or, where they name nothing, from the manifest beside the file.
+``audit_mined``, called by ``files.audit_files``, finds the queries and the corpus (``Origin``) from the options or, if
+these name nothing, from the manifest written with the file. Without vectors only the lists are audited.
 """
 
 from __future__ import annotations
@@ -11,46 +12,62 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hardneg.auditing.findings import as_rows, find
-from hardneg.auditing.inputs import WHO, Judged, judged_lists, side_of
+from hardneg.auditing.findings import find_problems, rows_of_lists
+from hardneg.auditing.inputs import WHO, Judged, judged_lists, read_side
 from hardneg.auditing.lists import Lists, read_lists
-from hardneg.auditing.manifest import manifest_beside, mine_options, similarity_of, whole_number
+from hardneg.auditing.manifest import manifest_of_file, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit, MinedFindings
 from hardneg.auditing.rules import given_rules
-from hardneg.auditing.sampling import audit_pairs, samples_of
+from hardneg.auditing.sampling import audit_pairs, sample_lists
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
 from hardneg.mining.engines.ranks import Ranks
-from hardneg.mining.inputs import StageProgress as Encoding
-from hardneg.mining.inputs import load_encoders, load_problem, quiet
+from hardneg.mining.inputs import StageProgress, load_encoders, load_problem, quiet
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What a file was mined from, as far as it is known, and what there is to say about it."""
+    """What a file was mined from, as far as it can be found.
+
+    Attributes:
+        queries: The queries; None if unknown.
+        corpus: The documents; None if unknown.
+        notes: Remarks for the audit, such as what could not be read.
+        judgements: File of judgements, from the options or the manifest.
+    """
 
     queries: Side | None = None
     corpus: Side | None = None
     notes: tuple[str, ...] = ()
-    judgements: str | None = None  # a file of them, by the options or by the manifest
+    judgements: str | None = None
 
     def without_vectors(self) -> list[tuple[str, Side]]:
-        """The sides of which only the texts are known."""
+        """Return the sides that have texts but no vectors, with their names."""
         sides = {"queries": self.queries, "corpus": self.corpus}
         known = [(what, side) for what, side in sides.items() if side is not None]
         return [(what, side) for what, side in known if side.vectors is None and side.texts is not None]
 
 
 def audit_mined(
-    options: AuditOptions, progress: Callable[[int, int], None] | None = None, encoding: Encoding = quiet
+    options: AuditOptions, progress: Callable[[int, int], None] | None = None, encoding: StageProgress = quiet
 ) -> Audit:
-    """What is wrong with the lists and, where vectors are known, how hard and false they are beside other rules."""
-    manifest = manifest_beside(options.input)
+    """Audit the lists of a mined file and, where vectors are available, compare its hardness with other rules.
+
+    Args:
+        options: The file, and optionally what it was mined from.
+        progress: Called with (anchors done, anchors in all).
+        encoding: Progress of encoding texts, as in mining.
+
+    Raises:
+        ArgumentError: If none of the file's ids or texts occur in the queries or documents given.
+        DataChanged: If the manifest, or a file that it names, is not the one of the mining job.
+    """
+    manifest = manifest_of_file(options.input)
     recorded = manifest.get("options")
     recorded = recorded if isinstance(recorded, dict) else {}
     options = replace(options, similarity=options.similarity or similarity_of(recorded))
@@ -59,7 +76,7 @@ def audit_mined(
     origin = _given_origin(options, lists, encoding) if named else _origin_of_manifest(options, manifest, encoding)
     row_of = _rows_of(lists.documents(), origin.corpus, "documents")
     where = _rows_of(lists.queries, origin.queries, "queries")
-    found = _findings(lists, origin, row_of, where, _without(manifest, lists))
+    found = _findings(lists, origin, row_of, where, _queries_without(manifest, lists))
     kept = lists.only([i for i, name in enumerate(lists.queries) if name in where])
     queries, corpus = origin.queries, origin.corpus
     if corpus is None or queries is None or corpus.vectors is None or queries.vectors is None:
@@ -80,7 +97,7 @@ def audit_mined(
     )
     names = tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts)
     given = given_rules(options.expressions)
-    listed = as_rows(kept, row_of)
+    listed = rows_of_lists(kept, row_of)
     audited = audit_pairs(replace(pairs, names=names), given, options.settings, listed=listed, progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))
 
@@ -88,11 +105,11 @@ def audit_mined(
 def _findings(
     lists: Lists, origin: Origin, row_of: dict[Any, int], where: dict[Any, int], queries_without: int | None
 ) -> MinedFindings:
-    """What the lists show, with some of them as texts where these are known."""
+    """Return the problems of the lists, with a few lists as texts where these are known."""
     corpus = origin.corpus
     text_of = _texts_of(corpus, row_of)
     query_text = _texts_of(origin.queries, where)
-    found = find(
+    found = find_problems(
         lists,
         text_of=text_of or None,
         row_of=None if corpus is None else row_of,
@@ -100,20 +117,21 @@ def _findings(
         num_documents=None if corpus is None else len(corpus),
         queries_without=queries_without,
     )
-    samples = samples_of(lists, lambda name: query_text.get(name, name), lambda name: text_of.get(name, name))
+    samples = sample_lists(lists, lambda name: query_text.get(name, name), lambda name: text_of.get(name, name))
     return replace(found, samples=samples)
 
 
 def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
+    """Map each name of the file to its text; empty if the texts are unknown."""
     texts = None if side is None else side.texts
     return {} if texts is None else {name: texts[row] for name, row in rows.items()}
 
 
 def _judged(path: str | None, origin: Origin, rows: Sequence[int]) -> Judged | None:
-    """The rows of the corpus that the judgements of this file are of, for these rows of the queries."""
+    """Read judgements as rows of the corpus, for these rows of the queries."""
     if path is None or origin.queries is None or origin.corpus is None:
         return None
-    # By id, or by the number of the row where there are none.
+    # Sides without ids have row numbers as ids, which judgements then use.
     places = {str(origin.queries.ids[row]): place for place, row in enumerate(rows)}
     documents = {str(name): row for row, name in enumerate(origin.corpus.ids)}
     return judged_lists(path, places, documents, len(rows))
@@ -122,7 +140,7 @@ def _judged(path: str | None, origin: Origin, rows: Sequence[int]) -> Judged | N
 def _without_vectors(
     origin: Origin, lists: Lists, where: dict[Any, int], row_of: dict[Any, int], held_out: str | None
 ) -> Iterable[str]:
-    """What is known, and what is not: judgements go by ids alone."""
+    """Yield notes on what remains unknown without vectors; judgements need only ids."""
     rows = [where[name] for name in lists.queries]
     judged = _judged(held_out or origin.judgements, origin, rows)
     if judged is None:
@@ -134,7 +152,7 @@ def _without_vectors(
 
 
 def _by_judgements(lists: Lists, judged: Judged, row_of: dict[Any, int], *, held_out: bool) -> str:
-    """How many negatives are judged relevant to their query and, unless they were held out, how many are judged."""
+    """Describe how many negatives are judged relevant and, unless held out, how many are judged at all."""
     each = zip(lists.negatives, judged.relevant, judged.irrelevant, strict=True)
     chosen = [one for one in each if one[1] or not held_out]
     known = [(row_of[name], own, others) for names, own, others in chosen for name in names if name in row_of]
@@ -148,24 +166,25 @@ def _by_judgements(lists: Lists, judged: Judged, row_of: dict[Any, int], *, held
     return f"At least {share}; {seen} are judged at all ({seen / max(len(known), 1):.1%})."
 
 
-def _given_origin(options: AuditOptions, lists: Lists, encoding: Encoding) -> Origin:
-    """Queries and corpus as the options say; texts are encoded where there is a model and there are no embeddings."""
-    corpus = side_of(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
+def _given_origin(options: AuditOptions, lists: Lists, encoding: StageProgress) -> Origin:
+    """Read queries and corpus as the options name them; a model or encoder embeds texts that have no vectors."""
+    corpus = read_side(options, "corpus", options.corpus, options.corpus_embeddings) if options.has_corpus else None
     queries = None
     if options.queries is not None or options.query_embeddings is not None:
-        queries = side_of(options, "queries", options.query_embeddings, options.queries)
+        queries = read_side(options, "queries", options.queries, options.query_embeddings)
     elif all(isinstance(name, str) for name in lists.queries):
         queries = Side(range(len(lists.queries)), [str(name) for name in lists.queries], named=False)
     origin = Origin(queries, corpus, judgements=options.judgements)
     if options.model is None and options.encoder is None:
         return origin
     if corpus is None or queries is None or not origin.without_vectors():
-        raise argument_error(WHO, "texts without embeddings for a model", "model", options.model or options.encoder)
+        what = "queries and corpus with texts and without embeddings for a model"
+        raise argument_error(WHO, what, "model", options.model or options.encoder)
     return _encoded(options, origin, encoding)
 
 
-def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origin:
-    """Vectors of texts that have none, by the model or function that the options name."""
+def _encoded(options: AuditOptions, origin: Origin, encoding: StageProgress) -> Origin:
+    """Embed the texts that have no vectors with the model or function that the options name."""
     how: dict[str, Any] = {"model": options.model, "encoder": options.encoder, "cache_key": options.cache_key}
     encoders = load_encoders(MineOptions("", "", **how))
     encoder_of = dict(zip(("queries", "corpus"), encoders, strict=True))
@@ -176,13 +195,14 @@ def _encoded(options: AuditOptions, origin: Origin, encoding: Encoding) -> Origi
 
 
 def _cache(options: AuditOptions) -> Path:
+    """Return the folder of cached embeddings."""
     return Path(options.cache or f"{options.input.rstrip('/')}.embeddings")
 
 
-def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encoding: Encoding) -> Origin:
-    """What the manifest says the file was mined from, where it is still there.
+def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encoding: StageProgress) -> Origin:
+    """Read the queries and corpus that the manifest names, where they still exist.
 
-    Vectors that are in no file come from the miner's cache, or by the model or function that the options name.
+    Missing vectors come from the miner's cache, or from the model or function that the options name.
     """
     if not isinstance(manifest.get("options"), dict) or not manifest["options"]:
         what = "The manifest beside the file has no options" if manifest else "There is no manifest beside the file"
@@ -203,7 +223,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
 
 
 def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
-    """Vectors that the miner has kept for exactly these texts."""
+    """Return the origin with the vectors that the miner has cached for exactly these texts."""
     notes = origin.notes
     for what, side in origin.without_vectors():
         key = keys.get(what) if isinstance(keys, dict) else None
@@ -215,7 +235,7 @@ def _from_cache(options: AuditOptions, keys: Any, origin: Origin) -> Origin:
 
 
 def _rows_of(names: Iterable[Any], side: Side | None, what: str) -> dict[Any, int]:
-    """Where each name of the file is: by id or by text, whichever finds more."""
+    """Map each name in the file to its row, by id or by text, whichever matches more names."""
     if side is None:
         return {}
     wanted = dict.fromkeys(names)
@@ -230,19 +250,22 @@ def _rows_of(names: Iterable[Any], side: Side | None, what: str) -> dict[Any, in
 
 
 def _lost(lists: Lists, where: dict[Any, int], row_of: dict[Any, int]) -> tuple[str, ...]:
+    """Return notes on the queries and documents of the file that are not in the data given."""
     queries = sum(name not in where for name in lists.queries)
     documents = len({name for name in lists.documents() if name not in row_of})
     counts = [(queries, "queries"), (documents, "documents")]
     return tuple(f"{number:,} {what} of the mined file are not among those given." for number, what in counts if number)
 
 
-def _without(manifest: dict[str, Any], lists: Lists) -> int | None:
+def _queries_without(manifest: dict[str, Any], lists: Lists) -> int | None:
+    """Return the number of mined queries without negatives; None if the manifest does not count queries."""
     counts = manifest.get("counts")
     requested = whole_number(counts.get("queries")) if isinstance(counts, dict) else None
     return None if requested is None else max(0, requested - sum(bool(each) for each in lists.negatives))
 
 
 def _lists_only(options: AuditOptions, found: MinedFindings, notes: Sequence[str]) -> Audit:
+    """Return an audit that has findings about the lists but no figures of rules."""
     how = options.settings
     return Audit(
         (), (), 0, 0, found.documents_in_corpus or found.documents, 0, (), "those of the file", how.temperature,

@@ -1,4 +1,8 @@
-"""The page of an audit: what was found, in plain sentences, for people who have not read the papers."""
+"""The page of an audit: the figures in plain sentences, for people who have not read the papers.
+
+``audit_page`` fills templates/audit.html; ``frontier_svg`` is the chart alone, for documents. Called by
+``Audit.write_html``, the command line and the reports of training runs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ FAMILIES = ("Tilt", "Ring", "Rank", "BelowPositive", "Threshold", "Uniform")
 
 
 def audit_page(audit: Audit) -> str:
-    """The whole page as text."""
+    """Return the whole page as HTML."""
     columns = _columns(audit)
     spots = _spots(audit)
     question, name = _question(audit)
@@ -60,25 +64,78 @@ def audit_page(audit: Audit) -> str:
     )
 
 
+def frontier_svg(audit: Audit) -> str:
+    """Return the chart of the frontier as a separate SVG file, light and dark, for other documents."""
+    drawn = scatter(_spots(audit), audit.random_similarity, width=1080, height=520, named=True, kind="")
+    head, body = str(drawn).split(">", 1)
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    own = "svg{font-family:system-ui,sans-serif}svg .paper{fill:var(--card)}"
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style()}{own}</style>{paper}{body}\n'
+
+
+def lead(audit: Audit) -> Markup:
+    """Return the main result in two or three sentences."""
+    if not audit.rows:
+        return Markup("Only the lists of this file were checked: without vectors it is unknown how hard they are.")
+    known = [row for row in audit.rows if row.is_rate and not math.isnan(row.false_negatives)]
+    random = f"A random candidate has similarity {number(audit.random_similarity)}"
+    if not known and audit.judges:
+        return Markup(f"{random}. How many negatives are false is unknown: too few pairs are judged.")
+    if not known:
+        return Markup(f"{random}. Which negatives are false is unknown; only their hardness was measured.")
+    even = next((row for row in known if row.expression == "Uniform()"), None)
+    first = (
+        f"{random}; of uniformly chosen negatives {percent(even.false_negatives)} are false." if even else f"{random}."
+    )
+    hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
+    text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
+    named = text.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
+    return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
+
+
+def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
+    """Return the figures of one rule as a sentence."""
+    name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
+    if math.isnan(row.similarity):
+        return Markup("{}: no anchor has a negative.").format(name)
+    parts = [f"mean similarity {number(row.similarity)} ({number(audit.random_similarity)} for random candidates)"]
+    if not math.isnan(row.judged_share):
+        share = false_and_judged(row)
+        parts.append(f"{share} of the negatives known to be false" if row.is_rate else f"false negatives: {share}")
+    parts.append(f"as concentrated as {count(row.effective_number)} equally weighted negatives")
+    if row.near_duplicates > 0.001:
+        parts.append(f"{percent(row.near_duplicates)} near-duplicates")
+    if row.hubness > 2:
+        parts.append(f"two anchors share a negative {times(row.hubness)} times as often as with a uniform choice")
+    if row.without_negatives:
+        parts.append(f"{percent(row.without_negatives, 1)} of the anchors have no negative")
+    front = " No other rule here is both harder and less false." if row.on_frontier else ""
+    if row.reads_judge:
+        front = " It reads the data that define false negatives, so it is not part of the frontier."
+    return Markup("{}: {}.{}").format(name, ", ".join(parts), front)
+
+
 def _question(audit: Audit) -> tuple[str, str]:
-    """What the page answers, and of what."""
+    """Return the question in the title, and the name of the input."""
     name = Path(str(audit.provenance.get("input", ""))).name
     question = "How hard and how false" if audit.has_rates else "How hard"
     return f"{question} are the negatives of", name or "these embeddings"
 
 
 def _columns(audit: Audit) -> dict[str, Any]:
-    """Those in which any rule has an answer."""
+    """Return the columns that have a value for some rule."""
     return {name: show for name, show in COLUMNS.items() if any(show(row) != ABSENT for row in audit.rows)}
 
 
 def _colour(row: RuleFigures) -> int:
+    """Return the number of the colour of a rule: one for each family, and one for rules of the user."""
     if row.kind in ("given", "mined"):
         return 7
     return next((i for i, name in enumerate(FAMILIES) if row.expression.startswith(name)), 6)
 
 
 def _spots(audit: Audit) -> list[Spot]:
+    """Return the dots of the chart: rules whose false-negative rate is known."""
     return [
         Spot(
             i,
@@ -97,24 +154,18 @@ def _spots(audit: Audit) -> list[Spot]:
 
 
 def _frontier(audit: Audit, spots: list[Spot]) -> tuple[Markup, Markup]:
-    """The chart for wide screens, and the one for phones."""
+    """Return the chart for wide screens and the one for phones."""
     return (
         scatter(spots, audit.random_similarity, width=1080, height=520, named=True, kind="wide-chart"),
         scatter(spots, audit.random_similarity, width=360, height=380, named=False, kind="narrow"),
     )
 
 
-def frontier_svg(audit: Audit) -> str:
-    """The frontier as a file of its own, light and dark, for documents that are not this page."""
-    drawn = scatter(_spots(audit), audit.random_similarity, width=1080, height=520, named=True, kind="")
-    head, body = str(drawn).split(">", 1)
-    paper = '<rect class="paper" width="100%" height="100%"/>'
-    own = "svg{font-family:system-ui,sans-serif}svg .paper{fill:var(--card)}"
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style()}{own}</style>{paper}{body}\n'
-
-
 def _similarities(audit: Audit) -> tuple[str, Markup] | None:
-    """Positives, or without them known false candidates, against the others: hard and false negatives overlap."""
+    """Return the name and the histogram of positives, or else known false negatives, against other candidates.
+
+    It shows how far hard and false negatives overlap; None if one of the kinds has no pairs.
+    """
     found = audit.similarities
     near = found and (found.positives or found.false)
     if not found or not near or not found.negatives:
@@ -129,7 +180,7 @@ def _similarities(audit: Audit) -> tuple[str, Markup] | None:
 
 
 def _suggestions(audit: Audit) -> list[tuple[str, str]]:
-    """Each expression or family with its description."""
+    """Return the expression or family of each suggestion, with its description."""
     if audit.wanted_false_negatives is None:
         return []
     return [
@@ -145,6 +196,7 @@ def _suggestions(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
+    """Return the most frequent negatives of the mined lists and of the given rules, or else of the hardest rule."""
     chosen: list[tuple[str, tuple[Hub, ...]]] = []
     if audit.mined is not None:
         chosen.append(("mined", audit.mined.hubs))
@@ -154,13 +206,14 @@ def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
 
 
 def _facts(audit: Audit) -> list[tuple[str, Any]]:
+    """Return settings and versions as rows of a table."""
     facts: dict[str, Any] = {
         "temperature": audit.temperature,
         "tau_plus": audit.tau_plus,
-        "near-duplicate from": audit.near_duplicate,
+        "near-duplicate above cosine": audit.near_duplicate,
         "false negatives known by": ", ".join(audit.judges) or "nothing",
         "positives": audit.positives,
-        "anchors looked at": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
+        "anchors measured": f"{audit.num_anchors:,} of {audit.num_anchors_in_all:,}",
         "candidates": f"{audit.num_candidates:,}",
         "attraction and temperature from": f"{audit.num_diagnosed:,} anchors",
         "seed": audit.seed,
@@ -170,63 +223,18 @@ def _facts(audit: Audit) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in facts.items() if value is not None]
 
 
-def lead(audit: Audit) -> Markup:
-    """The answer in two or three sentences."""
-    if not audit.rows:
-        return Markup("The lists of this file were looked at; without the vectors it is not known how hard they are.")
-    known = [row for row in audit.rows if row.is_rate and not math.isnan(row.false_negatives)]
-    random = f"A random candidate has similarity {number(audit.random_similarity)}"
-    if not known and audit.judges:
-        return Markup(f"{random}. How many negatives are false is not known: too few pairs are judged.")
-    if not known:
-        return Markup(f"{random}. Which negatives are false is not known, only how hard they are.")
-    even = next((row for row in known if row.expression == "Uniform()"), None)
-    first = (
-        f"{random}; choosing evenly, {percent(even.false_negatives)} of the negatives are false."
-        if even
-        else f"{random}."
-    )
-    hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
-    text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
-    named = text.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
-    return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
-
-
 def _middle(known: list[RuleFigures], even: RuleFigures | None, hardest: RuleFigures) -> str | Markup:
-    """What the frontier offers without more false negatives than an even choice has."""
+    """Return the hardest rule that has no more false negatives than a uniform choice, as a sentence."""
     if even is None:
         return ""
     known = [row for row in known if not row.reads_judge]
     fair = [row for row in known if row.false_negatives <= even.false_negatives and row.similarity > even.similarity]
     if not fair:
-        return " No harder rule here has as few as an even choice."
+        return " No harder rule here has as few false negatives as a uniform choice."
     best = max(fair, key=lambda row: row.similarity)
     if best is hardest:
-        return " That is no more than an even choice has."
+        return " That is no more than with a uniform choice."
     return Markup(
-        " The hardest with no more false ones than an even choice is <code>{}</code>: similarity {}, {} false."
+        " The hardest rule with no more false negatives than a uniform choice is <code>{}</code>: similarity {}, "
+        "{} false."
     ).format(best.expression, number(best.similarity), percent(best.false_negatives))
-
-
-def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
-    """One rule in words."""
-    name = Markup("The mined file") if row.kind == "mined" else Markup("<code>{}</code>").format(row.expression)
-    if math.isnan(row.similarity):
-        return Markup("{}: no anchor has a negative.").format(name)
-    parts = [
-        f"negatives of similarity {number(row.similarity)} against {number(audit.random_similarity)} of random ones"
-    ]
-    if not math.isnan(row.judged_share):
-        share = false_and_judged(row)
-        parts.append(f"{share} of them known to be false" if row.is_rate else f"false ones: {share}")
-    parts.append(f"as concentrated as {count(row.effective_number)} equal negatives")
-    if row.near_duplicates > 0.001:
-        parts.append(f"{percent(row.near_duplicates)} near-duplicates")
-    if row.hubness > 2:
-        parts.append(f"two anchors share a negative {times(row.hubness)} times as often as by an even choice")
-    if row.without_negatives:
-        parts.append(f"{percent(row.without_negatives, 1)} of the anchors have none")
-    front = " No other rule here beats it in both." if row.on_frontier else ""
-    if row.reads_judge:
-        front = " It reads the data that defines false negatives, so it is not part of the frontier."
-    return Markup("{}: {}.{}").format(name, ", ".join(parts), front)

@@ -1,11 +1,13 @@
-"""Checks the input of an audit and prepares the audited that is measured.
+"""Check the input of an audit and prepare the ``AuditedPairs`` that are measured.
 
-What the positive of an anchor is:
+The positive of an anchor is:
 
-- what ``positives`` says: vectors of a second view [n, d], or ids of candidates;
-- with judgements only, the first one of each query: it is known to the rule, the others may become false negatives;
-- ``positives="label"``: one row of the same label, drawn with the seed, for supervised training;
-- else there is none, and what needs one (BelowPositive, the clamped share) has no answer.
+- what ``positives`` gives: vectors of a second view [a, d], or ids of candidates;
+- with judgements only, the first one of each query: the rule can use it, and the others may become false negatives;
+- with ``positives="label"``, one row of the same label, drawn with the seed, as in supervised training;
+- otherwise nothing, so that figures that need a positive (BelowPositive, the clamped share) are undefined.
+
+``make_audited_pairs`` is called by ``engine``, ``files`` and ``mined``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from hardneg.mining.judgements import Tag, numbered_both
 from hardneg.mining.pairs import Pairs, Positives, RowsOf, as_one, as_pairs, numbered_ids, read_positives
 from hardneg.search.nearest import Corpus
 
-_in_memory, _block = 1 << 28, 1 << 16  # bytes of vectors, and rows of a block of larger ones
+_in_memory = 1 << 28  # bytes of vectors; larger ones are read in blocks
+_block = 1 << 16  # rows of a block
 
 
 def make_audited_pairs(
@@ -42,10 +45,26 @@ def make_audited_pairs(
     normalize: bool = True,
     seed: int = 0,
 ) -> AuditedPairs:
-    """Checks all input and combines it."""
-    anchors = _keys("embeddings", embeddings, labels, groups, beside=corpus is not None)
+    """Check all input of an audit and combine it.
+
+    Args:
+        embeddings: Anchors [a, d], which are the candidates too if there is no corpus.
+        corpus: Candidates [n, d], or None.
+        positives: Vectors [a, d], ids of candidates, ``"label"`` or None, as in the module docstring.
+        judgements: Relevant ids of each anchor, the best first.
+        judged_negatives: Ids of each anchor that are judged and not relevant.
+        held_out_judgements: Relevant ids of each anchor that mining has not seen.
+        labels: Labels of the anchors [a].
+        groups: Groups of the anchors [a].
+        normalize: Whether to compare directions (cosine) instead of the vectors as they are (dot product).
+        seed: Seed for positives drawn by label.
+
+    Raises:
+        ArgumentError: If shapes do not match, ids are unknown, or labels are missing for ``positives="label"``.
+    """
+    anchors = _keys("embeddings", embeddings, labels, groups, with_corpus=corpus is not None)
     if corpus is None and len(anchors) == 1:
-        raise ArgumentError("audit", "at least two embeddings, or a corpus beside them", "one")
+        raise ArgumentError("audit", "at least two embeddings, or a corpus", "one embedding and no corpus")
     if corpus is None and anchors.ids is None:
         anchors = replace(anchors, ids=torch.arange(len(anchors), device=anchors.vectors.device))
     given = embeddings if corpus is None else corpus
@@ -53,12 +72,12 @@ def make_audited_pairs(
     candidates = anchors if corpus is None else _keys("corpus", corpus, None, None, offset=len(anchors))
     if anchors.dim != candidates.dim:
         got = f"{anchors.dim} and {candidates.dim} features"
-        raise ArgumentError("audit", "embeddings and corpus of one dimension", got)
+        raise ArgumentError("audit", "embeddings and corpus of the same dimension", got)
     if corpus is not None:
         anchors, candidates = as_one(anchors, candidates)
     wide = torch.promote_types(anchors.vectors.dtype, candidates.vectors.dtype)
-    own = _compared("embeddings", anchors.vectors, normalize, wide)
-    others = own if corpus is None else _compared("corpus", candidates.vectors, normalize, wide)
+    own = _as_corpus("embeddings", anchors.vectors, normalize, wide)
+    others = own if corpus is None else _as_corpus("corpus", candidates.vectors, normalize, wide)
     audited = AuditedPairs(
         own,
         others,
@@ -73,8 +92,59 @@ def make_audited_pairs(
     return _with_judged(audited, _read(judged_negatives, names), _read(held_out_judgements, names), ids)
 
 
+def number_tags(name: str, given: Tag, size: int, *, only_numbers: bool = False) -> Annotated[Tensor, "n"]:
+    """Return labels or groups as integers.
+
+    Integers stay as they are; other values are numbered from 0. A missing value (None, NaN, empty text, a number below
+    0) gets its own number below 0, so that it equals no other row.
+
+    Args:
+        name: ``"labels"`` or ``"groups"``, for errors.
+        given: One value per row [n].
+        size: Number of rows, n.
+        only_numbers: Whether to accept only integers, to be compared with the integers of a corpus.
+
+    Raises:
+        ArgumentError: If there is not one value per row, or values are no integers where they must be.
+
+    Example:
+        >>> number_tags("labels", ["cat", "dog", "cat", None], 4).tolist()
+        [0, 1, 0, -5]
+    """
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
+        given = torch.from_numpy(given.astype(np.int64))
+    if isinstance(given, Tensor) and given.shape == (size,) and not given.is_floating_point():
+        return distinguish_unknown(given.long())
+    if isinstance(given, (list, tuple)):  # a list may hold scalars of NumPy and torch
+        given = [one.item() if isinstance(one, (np.generic, Tensor)) else one for one in given]
+    number = numbered_both(name, given, [], (size, 0), "audit")[0]
+    values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
+    known = list(zip(values, (number >= 0).tolist(), strict=True))
+    if all(type(one) is int and one < 2**63 for one, is_known in known if is_known):
+        return distinguish_unknown(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
+    if only_numbers:
+        what = f"integers as {name} if there is a corpus, whose Keys have integers"
+        raise ArgumentError("audit", what, "other values")
+    return number
+
+
+def distinguish_unknown(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
+    """Replace numbers below 0, which mean unknown, by a different one in every row.
+
+    Args:
+        tag: Numbers [n] or [n, t].
+        offset: Number of rows of an earlier set of tags, so that the unknown ones of both sets differ.
+
+    Example:
+        >>> distinguish_unknown(torch.tensor([3, -1, -1])).tolist()
+        [3, -3, -4]
+    """
+    row = torch.arange(len(tag), device=tag.device).view(-1, *[1] * (tag.ndim - 1))
+    return torch.where(tag < 0, -2 - offset - row, tag)
+
+
 def _read(given: Any, names: Names | None) -> Any:
-    """Ids as numbers; vectors of a second view, ``"label"`` and None as they are."""
+    """Return ids as numbers, and vectors of a second view, ``"label"`` and None as they are."""
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
         return as_vectors(given)
     if given is None or isinstance(given, str) or (isinstance(given, Tensor) and given.is_floating_point()):
@@ -89,6 +159,7 @@ def _with_positives(
     ids: Tensor | None,
     seed: int,
 ) -> AuditedPairs:
+    """Add the positives and the judgements."""
     size, device = len(audited.anchors), audited.anchors.device
 
     def pairs_of(given: Positives) -> Pairs:
@@ -98,9 +169,9 @@ def _with_positives(
         judged = pairs_of(judgements)
         some = judged.count().nonzero()[:, 0]
         if not len(some):
-            raise ArgumentError("audit", "at least one judged document", "judgements of none")
-        audited = replace(audited, judged=judged.to(device), known_rows=some)
-        positives = _flat_first(judgements, size) if positives is None else positives
+            raise ArgumentError("audit", "at least one judged document", "empty judgements")
+        audited = replace(audited, judged=judged.to(device), eligible=some)
+        positives = _first_judged(judgements, size) if positives is None else positives
     if positives is None:
         return audited
     if isinstance(positives, Tensor) and positives.is_floating_point():
@@ -118,7 +189,7 @@ def _with_positives(
 def _with_judged(
     audited: AuditedPairs, irrelevant: Positives | None, held_out: Positives | None, ids: Tensor | None
 ) -> AuditedPairs:
-    """Further judged pairs: irrelevant ones, and relevant ones that are no positives, which give a rate."""
+    """Add irrelevant pairs, and held-out relevant ones, without those that are positives."""
     size, device = len(audited.anchors), audited.anchors.device
     if irrelevant is None and held_out is None:
         return audited
@@ -135,23 +206,23 @@ def _with_judged(
         new = ~torch.isin(query * width + row, own * width + positive)
         query, row = query[new], row[new]
     if not len(row):
-        what = f"relevant pairs that are no positives as {spelled('audit', 'held_out_judgements')}"
-        got = f"{len(given.rows)} of which all are positives"
+        what = f"relevant pairs that are not positives as {spelled('audit', 'held_out_judgements')}"
+        got = f"{len(given.rows)} pairs, all of them positives"
         fix = "hold some judgements out before mining, or give those of another source"
         raise ArgumentError("audit", what, got, fix)
     kept = as_pairs(query, row, size)
-    return replace(audited, held_out=kept.to(device), known_rows=kept.count().nonzero()[:, 0])
+    return replace(audited, held_out=kept.to(device), eligible=kept.count().nonzero()[:, 0])
 
 
-def _flat_first(judgements: Positives, size: int) -> list[list[Any]]:
-    """The first judged document of each query; lists are the best first."""
+def _first_judged(judgements: Positives, size: int) -> list[list[Any]]:
+    """Return the first judged document of each query, which is the best one."""
     lists = judgements.view(size, -1).tolist() if isinstance(judgements, Tensor) else judgements
     real = [[int(one) for one in (each if hasattr(each, "__iter__") else [each]) if int(one) != -1] for each in lists]
     return [each[:1] for each in real]
 
 
 def _same_label(audited: AuditedPairs, seed: int) -> Pairs:
-    """One other row of the same label for each anchor that has one, drawn with the seed."""
+    """Draw one other row of the same label for each anchor that has one."""
     tags = (audited.anchor_tags, audited.candidate_tags)
     if any(each.labels is None for each in tags):
         raise ArgumentError("audit", 'labels of anchors and candidates for positives="label"', "none")
@@ -175,59 +246,37 @@ def _same_label(audited: AuditedPairs, seed: int) -> Pairs:
 
 
 def _keys(
-    name: str, given: Given | Keys, labels: Tag | None, groups: Tag | None, *, beside: bool = False, offset: int = 0
+    name: str,
+    given: Given | Keys,
+    labels: Tag | None,
+    groups: Tag | None,
+    *,
+    with_corpus: bool = False,
+    offset: int = 0,
 ) -> Keys:
-    """As Keys with numbers for labels and groups; rows of which none is known (below 0) are like no other row."""
+    """Return Keys with integers for labels and groups; unknown ones (below 0) become different from all others."""
     keys = given if isinstance(given, Keys) else Keys(given)
     if keys.private or not len(keys):
         raise ArgumentError("audit", f"{name} [n, d] with at least one row", str(tuple(keys.vectors.shape)))
 
     def tag(word: str, given: Tag | None, own: Tensor | None) -> Tensor | None:
-        number = own if given is None else numbered(word, given, len(keys), only_numbers=beside)
-        return None if number is None else unlike(number.to(keys.vectors.device), offset)
+        number = own if given is None else number_tags(word, given, len(keys), only_numbers=with_corpus)
+        return None if number is None else distinguish_unknown(number.to(keys.vectors.device), offset)
 
     return replace(keys, labels=tag("labels", labels, keys.labels), clusters=tag("groups", groups, keys.clusters))
 
 
-def _compared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Corpus:
-    """Vectors as they are compared: in memory, as one block, or made block by block of a large file."""
+def _as_corpus(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Corpus:
+    """Return vectors for comparison: one block in memory, or blocks that are read from a large file."""
     if vectors.nbytes <= _in_memory:
         return Corpus(_prepared(name, vectors, normalize, dtype), vectors.device, max(1, len(vectors)), dtype)
     check_vectors(name, vectors, normalize)
-    block = min(_block, -(-len(vectors) // 2))  # two at least: what has one block is in memory
+    block = min(_block, -(-len(vectors) // 2))  # at least two blocks: a corpus of one block is kept in memory
     return Corpus(vectors.detach(), vectors.device, block, dtype, cosine=normalize)
 
 
 def _prepared(name: str, vectors: Tensor, normalize: bool, dtype: torch.dtype) -> Tensor:
+    """Check vectors and return them in float32 or wider, at unit length if ``normalize``."""
     wide = widened(vectors.detach().to(dtype))
     check_vectors(name, wide, normalize)
     return unit(wide) if normalize else wide
-
-
-def numbered(name: str, given: Tag, size: int, *, only_numbers: bool = False) -> Annotated[Tensor, "n"]:
-    """Numbers as they are, and a number of 0 or more for each other value; what is missing (None, NaN, an empty text,
-    a number below 0) gets one of its own below 0, which no other row has.
-
-    >>> numbered("labels", ["cat", "dog", "cat", None], 4).tolist()
-    [0, 1, 0, -5]
-    """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-        given = torch.from_numpy(given.astype(np.int64))
-    if isinstance(given, Tensor) and given.shape == (size,) and not given.is_floating_point():
-        return unlike(given.long())
-    if isinstance(given, (list, tuple)):  # numbers of NumPy and of torch in a list are numbers
-        given = [one.item() if isinstance(one, (np.generic, Tensor)) else one for one in given]
-    number = numbered_both(name, given, [], (size, 0), "audit")[0]
-    values = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else list(given)
-    known = list(zip(values, (number >= 0).tolist(), strict=True))
-    if all(type(one) is int and one < 2**63 for one, is_known in known if is_known):
-        return unlike(torch.tensor([one if is_known else -1 for one, is_known in known], dtype=torch.long))
-    if only_numbers:
-        raise ArgumentError("audit", f"whole numbers as {name} beside a corpus, whose Keys have numbers", "others")
-    return number
-
-
-def unlike(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
-    """Numbers below 0, which mean that nothing is known, made different for every row; ``offset`` keeps two apart."""
-    row = torch.arange(len(tag), device=tag.device).view(-1, *[1] * (tag.ndim - 1))
-    return torch.where(tag < 0, -2 - offset - row, tag)

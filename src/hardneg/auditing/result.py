@@ -1,4 +1,8 @@
-"""What an audit found: plain numbers, the same in the table, in the JSON and on the page."""
+"""The result of an audit: plain numbers, the same in the table, in the JSON and on the page.
+
+``Audit`` holds one ``RuleFigures`` per rule, the ``Suggestion`` of each family if these were requested, and the
+``MinedFindings`` of a mined file. The names of all fields are keys of the JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,13 @@ from hardneg.negatives import parse
 
 @dataclass(frozen=True)
 class Hub:
-    """An item that is the negative of many anchors; ``times`` is how much more often than under an even choice."""
+    """An item that is the negative of many anchors.
+
+    Attributes:
+        id: Id, text or row of the item.
+        share: Share of all choices that fall on this item.
+        times: The share relative to that under a uniform choice.
+    """
 
     id: Any
     share: float
@@ -28,54 +38,61 @@ class Hub:
 
 @dataclass(frozen=True)
 class RuleFigures:
-    """One rule. Means over anchors; NaN where a question has no answer, which is null in the JSON."""
+    """The figures of one rule: means over anchors; NaN where undefined, which is null in the JSON."""
 
     expression: str
-    kind: str  # "given", "default", "suggested" or "mined"
+    kind: str
+    """``"given"``, ``"default"``, ``"suggested"`` or ``"mined"``."""
     similarity: float
-    """Mean plain similarity of the negatives under q, and its standard error over the anchors looked at."""
+    """Mean similarity of the negatives under q (the rule's distribution): the hardness."""
     similarity_error: float
+    """Standard error of ``similarity`` over the sampled anchors; 0 if all anchors were measured."""
     false_negatives: float
-    """Mean share of q on candidates known to be false, and its standard error; NaN where no negative is judged."""
+    """Mean share of q on candidates known to be false; NaN if no negative is judged."""
     false_negatives_error: float
+    """Standard error of ``false_negatives`` over the sampled anchors."""
     effective_number: float
+    """Mean of 1 / sum(q^2): the number of equally weighted negatives that would be as concentrated."""
     near_duplicates: float
-    """Mean share of q on candidates that are near-duplicates of the anchor or of one of its positives."""
+    """Mean share of q on near-duplicates of the anchor or of one of its positives."""
     hubness: float
-    """How many times as often two anchors draw the same negative as under an even choice: 1 is even."""
+    """Probability that two anchors draw the same negative, relative to a uniform choice: 1 means no hubs."""
     hub_share: float
-    """Share of all choices that falls on the 1% of items chosen most."""
+    """Share of all choices that fall on the 1 % of items chosen most."""
     coverage: float
-    """Share of items that some anchor chooses at least a tenth as often as an even choice would."""
+    """Share of items that some anchor chooses with at least a tenth of the uniform probability."""
     clamped: float
-    """Share of pairs whose debiased mean was floored; NaN without positives or with tau_plus 0."""
+    """Share of pairs whose debiased mean was raised to its lower bound; NaN without positives or if tau_plus is 0."""
     attracted: float
+    """Share of the negatives whose gradient pulls them towards the anchor."""
     effective_temperature: float
+    """Temperature at which an untilted loss would push as selectively."""
     without_negatives: float
     """Share of anchors that have no negative."""
     hubs: tuple[Hub, ...] = ()
+    """The items chosen most often."""
     reads_judge: bool = False
-    """Whether the rule itself reads the labels or groups that false negatives are known by: it has none by design."""
+    """Whether the rule itself reads the labels or groups that define false negatives, so that it has none by design."""
     on_frontier: bool = False
-    """Whether no other rule has negatives as similar with fewer false ones; rules that read the judge are excluded."""
+    """Whether no other rule has negatives as similar with fewer false ones."""
     judged_share: float = math.nan
-    """Mean share of q on candidates of which a judge says whether they are false; NaN without a judge."""
+    """Mean share of q on candidates that are judged to be false or not; NaN if nothing is judged."""
 
     @property
     def is_rate(self) -> bool:
-        """Whether ``false_negatives`` is the rate; otherwise it is a lower bound, since some pairs are not judged."""
+        """Whether ``false_negatives`` is the rate; if some pairs are not judged it is a lower bound."""
         return self.judged_share > 1.0 - 1e-6
 
     @property
     def most_false(self) -> float:
-        """The share if all that is not judged were false."""
+        """The share of false negatives if every pair that is not judged were false."""
         known = 0.0 if math.isnan(self.false_negatives) else self.false_negatives
         return known + max(0.0, 1.0 - self.judged_share)
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The hardest member of a family that stays at or below the wanted share of false negatives, or why none does."""
+    """The hardest member of a family whose false-negative rate is at most the one wanted, or why there is none."""
 
     family: str
     expression: str | None
@@ -83,18 +100,18 @@ class Suggestion:
     false_negatives: float
     false_negatives_error: float
     sentence: str
-    """What was found, in words."""
+    """The reason for this choice, or for none."""
     temperature: float = TEMPERATURE
-    """The temperature that the expression was measured at: a tilt means something at a temperature only."""
+    """The temperature at which the expression was measured, on which the strength of a tilt depends."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What gives ``hn.mine`` the same negatives: ``hn.mine(queries, corpus, positives, k=5, **one.options)``."""
+        """Arguments that give ``hn.mine`` the same negatives: ``hn.mine(queries, corpus, k=5, **one.options)``."""
         return {"negatives": self.expression, "draw": "gumbel", "temperature": self.temperature}
 
     @property
     def flags(self) -> str | None:
-        """The same for the command line, to be pasted after ``hardneg mine ...``."""
+        """The same arguments for the command line, to paste after ``hardneg mine ...``; None without an expression."""
         if self.expression is None:
             return None
         return f"-n {shlex.quote(self.expression)} --draw gumbel --temperature {self.temperature:g}"
@@ -102,7 +119,13 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Example:
-    """One finding in a mined file: which query, which document, and what it equals."""
+    """A negative in a mined file that is a positive of its query, possibly under another id.
+
+    Attributes:
+        query: The query.
+        negative: The negative, by the name in the file.
+        equals: The positive that it equals.
+    """
 
     query: Any
     negative: Any
@@ -111,7 +134,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Sample:
-    """A query of a mined file with a positive and its first negatives, as texts where they are known."""
+    """A query of a mined file with a positive and its first negatives, as text where known."""
 
     query: Any
     positives: tuple[Any, ...]
@@ -120,7 +143,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Counted:
-    """How many pairs fall into each bin, and their mean similarity."""
+    """A histogram of the similarities of one kind of pairs.
+
+    Attributes:
+        counts: Number of pairs in each bin.
+        mean: Mean similarity.
+    """
 
     counts: tuple[int, ...]
     mean: float
@@ -128,19 +156,19 @@ class Counted:
 
 @dataclass(frozen=True)
 class Similarities:
-    """Similarities of anchors with positives and with candidates, over shared edges; None where there are none."""
+    """Similarities of anchors with positives and candidates, over shared bins; None for kinds without pairs."""
 
     edges: tuple[float, ...]
     positives: Counted | None
     false: Counted | None
-    """Candidates that are known to be false."""
+    """Candidates known to be false negatives."""
     negatives: Counted | None
     """All other candidates."""
 
 
 @dataclass(frozen=True)
 class MinedFindings:
-    """What is wrong, or not, with the lists of a mined file; None where the file does not say."""
+    """Counts of problems in the lists of a mined file; None where the file does not show them."""
 
     queries: int
     negatives: int
@@ -154,22 +182,60 @@ class MinedFindings:
     positive_under_another_id: int
     """Negatives with the same text or vector as a positive of their query, under another id."""
     repeated: int
-    """Negatives that are twice in the list of their query, by id, text or vector."""
+    """Negatives that occur twice in the list of their query, by id, text or vector."""
     compared_by: tuple[str, ...]
+    """The properties by which documents were compared: ids, texts, vectors."""
     documents: int
+    """Number of different negatives."""
     documents_in_corpus: int | None
+    """Size of the corpus; None if unknown."""
     hubs: tuple[Hub, ...]
+    """The most frequent negatives."""
     examples: tuple[Example, ...] = ()
+    """Some negatives that are positives."""
     samples: tuple[Sample, ...] = ()
+    """Some lists, to look at."""
 
     @property
     def coverage(self) -> float:
+        """Share of the corpus that is a negative in some list; NaN if the size of the corpus is unknown."""
         return self.documents / self.documents_in_corpus if self.documents_in_corpus else math.nan
 
 
 @dataclass(frozen=True)
 class Audit:
-    """How hard and how false the negatives of each rule are; ``to_dict``, ``table`` and ``write_html`` show it."""
+    """How hard and how false the negatives of each rule are.
+
+    ``table`` shows it as text, ``write_html`` as a page, ``to_dict`` and ``write_json`` as data.
+
+    Attributes:
+        rows: The figures of each rule: mined, given, default and suggested ones.
+        suggestions: One for each family, empty unless ``wanted_false_negatives`` was given.
+        num_anchors: Number of anchors measured.
+        num_anchors_in_all: Number of anchors that could have been measured.
+        num_candidates: Number of candidates that each anchor was compared with.
+        num_diagnosed: Number of anchors behind ``attracted`` and ``effective_temperature``, which cost most.
+        judges: The data by which false negatives are known: labels, groups, judgements, held-out judgements.
+        positives: The origin of the positives, in words.
+        temperature: Temperature of tilts and of the loss.
+        tau_plus: Share of false negatives that the loss corrects for.
+        near_duplicate: Cosine similarity above which items count as near-duplicates.
+        wanted_false_negatives: Highest false-negative rate of a suggestion.
+        seed: Seed of the sample.
+        random_similarity: Mean similarity of an anchor with a uniformly chosen candidate.
+        positive_similarity: Mean similarity of an anchor with its positives; NaN without any.
+        notes: Remarks about what is unknown or suspicious.
+        mined: Problems of the mined lists; None if no lists were given.
+        similarities: Histograms of similarities; None if only lists were audited.
+        provenance: Command, versions and input, for audits of files.
+
+    Example:
+        >>> import torch, hardneg as hn
+        >>> z = torch.eye(4)
+        >>> found = hn.audit(z, "Uniform()", labels=torch.tensor([0, 0, 1, 1]), frontier=False)
+        >>> found.exact, round(found.row("Uniform()").false_negatives, 3)
+        (True, 0.333)
+    """
 
     rows: tuple[RuleFigures, ...]
     suggestions: tuple[Suggestion, ...]
@@ -193,16 +259,23 @@ class Audit:
 
     @property
     def has_rates(self) -> bool:
-        """Whether the share of false negatives of some rule is a rate, and not a lower bound or unknown."""
+        """Whether some rule has a false-negative rate, and not only a lower bound or nothing."""
         return any(row.is_rate for row in self.rows)
 
     @property
     def exact(self) -> bool:
-        """Whether every anchor was looked at; if not, figures are estimates from a sample."""
+        """Whether every anchor was measured; otherwise the figures are estimates from a sample."""
         return self.num_anchors == self.num_anchors_in_all
 
     def row(self, expression: object) -> RuleFigures:
-        """The row of an expression, given as a distribution or as any text that means the same."""
+        """Return the figures of a rule.
+
+        Args:
+            expression: The distribution, or any text that means the same; ``"mined"`` for mined lists.
+
+        Raises:
+            ArgumentError: If the audit has no such rule.
+        """
         wanted = str(expression)
         known = {row.expression: row for row in self.rows}
         if wanted not in known:
@@ -213,11 +286,11 @@ class Audit:
         return known[wanted]
 
     def frontier(self) -> tuple[RuleFigures, ...]:
-        """The rules that no other beats in both similarity and falseness, from the easiest to the hardest."""
+        """Return the rules that no other rule beats in both hardness and falseness, from the easiest to the hardest."""
         return tuple(sorted((row for row in self.rows if row.on_frontier), key=lambda row: row.similarity))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Return everything as plain values that JSON can hold; NaN becomes None."""
         fields = {**asdict(self), "exact": self.exact}
         for one, kept in zip(self.suggestions, fields["suggestions"], strict=True):
             kept["flags"] = one.flags
@@ -227,13 +300,13 @@ class Audit:
         return plain
 
     def table(self) -> str:
-        """The table of the terminal as plain text."""
+        """Return the table of the terminal as plain text."""
         from hardneg.auditing.terminal import as_text
 
         return as_text(self)
 
     def write_html(self, path: str | Path) -> Path:
-        """One self-contained page; replaced as a whole or not at all."""
+        """Write one self-contained page and return its path; an existing file is replaced atomically."""
         from hardneg.auditing.page import audit_page
 
         text = sealed_page(audit_page(self))
@@ -241,15 +314,20 @@ class Audit:
         return Path(path)
 
     def write_json(self, path: str | Path) -> Path:
+        """Write ``to_dict()`` with a checksum and return the path; an existing file is replaced atomically."""
         write_json(Path(path), self.to_dict(), run_again)
         return Path(path)
 
 
 def with_frontier(rows: Sequence[RuleFigures]) -> tuple[RuleFigures, ...]:
-    """Marks the rules that no other beats: none has negatives at least as similar, at most as false, and one better."""
+    """Mark the rules on the frontier.
+
+    A rule is on it if no other has negatives at least as similar and at most as false, one of them strictly. Rules
+    whose share of false negatives is not a rate, or that read the judging data themselves, neither count nor compete.
+    """
 
     def beaten(place: int, row: RuleFigures) -> bool:
-        """Of rules that do the same, the first one stands for all."""
+        """Whether another rule is as good or better; of equal rules the first represents all."""
         return any(
             other.similarity >= row.similarity
             and other.false_negatives <= row.false_negatives
@@ -258,8 +336,9 @@ def with_frontier(rows: Sequence[RuleFigures]) -> tuple[RuleFigures, ...]:
             if other.is_rate and not other.reads_judge
         )
 
-    def placed(row: RuleFigures) -> bool:
+    def competes(row: RuleFigures) -> bool:
+        """Whether both figures are known and comparable."""
         known = not math.isnan(row.similarity) and not math.isnan(row.false_negatives)
         return known and row.is_rate and not row.reads_judge
 
-    return tuple(replace(row, on_frontier=placed(row) and not beaten(i, row)) for i, row in enumerate(rows))
+    return tuple(replace(row, on_frontier=competes(row) and not beaten(i, row)) for i, row in enumerate(rows))

@@ -1,8 +1,10 @@
-"""The rules one after the other over chunks of anchors, each against all candidates.
+"""Measure rules one after the other on chunks of anchors, each compared with all candidates.
 
-Exact: everything, where every anchor is looked at. With a sample of anchors, means over anchors are unbiased and carry
-a standard error; hubness is unbiased; the hub share is too large and the coverage too small, the more so the fewer
-anchors there are. The candidates are never sampled: ranks and quantiles are those of the whole corpus.
+If every anchor is measured, all figures are exact. With a sample of anchors, means over anchors are unbiased and have
+a standard error, and hubness is unbiased; the hub share is too large and the coverage too small, the more so the fewer
+anchors there are. The candidates are never sampled: ranks and quantiles refer to the full corpus.
+
+``audit_pairs`` is the entry, called by ``engine``, ``files`` and ``mined``; ``sample_lists`` belongs to ``mined``.
 """
 
 from __future__ import annotations
@@ -28,45 +30,12 @@ from hardneg.mining.pairs import as_pairs
 from hardneg.search.histogram import SimilarityCounts
 from hardneg.search.nearest import Corpus
 
-
-class PairCounts(SimilarityCounts):
-    """Those of positives, of known false candidates and of the others."""
-
-    def __init__(self) -> None:
-        super().__init__(3, BINS)
-
-    def add_chunk(self, chunk: AuditChunk, temperature: float) -> None:
-        scores = chunk.scores
-        valid = scores.valid.expand_as(chunk.similarity)
-        false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)
-        positives = scores.positives[scores.positive_valid] * temperature
-        for kind, pairs in enumerate((positives, chunk.similarity[false], chunk.similarity[valid & ~false])):
-            self.add(kind, pairs)
-
-    def found(self) -> Similarities:
-        means = zip(self.counts, self.means(), strict=True)
-        kinds = [Counted(tuple(counts.tolist()), mean) if counts.any() else None for counts, mean in means]
-        return Similarities(tuple(self.edges.tolist()), *kinds)
-
-
-def samples_of(lists: Lists, query_text: Callable[[Any], Any], text_of: Callable[[Any], Any]) -> tuple[Sample, ...]:
-    """Some queries, spread over the file, with a positive and their first negatives, as texts where they are known."""
-    filled = [i for i, names in enumerate(lists.negatives) if names]
-    chosen = filled[:: max(1, len(filled) // NUM_SAMPLES)][:NUM_SAMPLES]
-    return tuple(
-        Sample(
-            query_text(lists.queries[i]),
-            tuple(text_of(name) for name in lists.positives[i][:1]),
-            tuple(text_of(name) for name in lists.negatives[i][:NUM_NEGATIVES]),
-        )
-        for i in chosen
-    )
-
-
-_chunk = 1 << 19  # scores at a time: what a processor's cache holds
-_diagnosed = 1 << 19  # scores that diagnose looks at, which costs more than all the rest
-_least_diagnosed = 16
-_for_thresholds = 1 << 22
+BINS = 80  # of the histograms of similarities
+NUM_SAMPLES, NUM_NEGATIVES = 4, 3  # lists of a mined file that the page shows, and negatives of each
+_chunk = 1 << 19  # scores at a time: they fit into a processor's cache
+_diagnosed = 1 << 19  # scores that `diagnose` measures, which costs more than all other figures
+_least_diagnosed = 16  # anchors
+_for_thresholds = 1 << 22  # scores that the thresholds of default rules are computed from
 
 
 def audit_pairs(
@@ -77,8 +46,19 @@ def audit_pairs(
     listed: Annotated[Tensor, "a k"] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """The audit of what was put together, with the lists of a mined file as one more rule."""
-    rows = sampled_anchors(audited, settings)
+    """Audit prepared pairs, with the lists of a mined file as one more rule.
+
+    Args:
+        audited: Anchors, candidates, positives and judgements.
+        given: Rules to measure.
+        settings: Temperature, sample and further settings.
+        listed: Mined negatives as rows of the candidates [a, k], -1 where a list is shorter.
+        progress: Called with (anchors done, anchors in all); the grid search counts each anchor again.
+
+    Raises:
+        ArgumentError: If there is no rule, or a rule or the search for rules needs data that is missing.
+    """
+    rows = sample_anchors(audited, settings)
     rules = _checked_rules(audited, given, settings, listed, rows)
     wanted = settings.wanted_false_negatives
     total = len(rows) * (1 if wanted is None else 2)
@@ -87,8 +67,8 @@ def audit_pairs(
         if progress is not None:
             progress(done, total)
 
-    found = measured(audited, rules, rows, settings, report)
-    # On few candidates a default rule may leave no anchor a negative; this is not reported.
+    found = measure_rules(audited, rules, rows, settings, report)
+    # With few candidates a default rule may leave no anchor a negative; such rules are left out.
     table = [row for row in found.rows if row.kind != "default" or row.without_negatives < 1]
     ideas: list[Suggestion] = []
     if wanted is not None:
@@ -116,64 +96,39 @@ def audit_pairs(
     )
 
 
-def _checked_rules(
-    audited: AuditedPairs, given: Sequence[NamedRule], settings: Settings, listed: Tensor | None, rows: Tensor
-) -> list[NamedRule]:
-    """The lists, the rules given and the default ones, none of which lacks anything."""
-    rules = [*([] if listed is None else [NamedRule("mined", "mined", listed=listed)]), *given]
-    if settings.frontier:
-        some = rows[: min(64, max(1, _for_thresholds // len(audited.candidates)))]
-        rules += default_rules(audited.has_positives, thresholds(audited.scores(audited.compared(some), 1.0)), rules)
-    if not rules:
-        fix = f"give {spelled('audit', 'expressions')}, or leave the frontier on"
-        raise ArgumentError("audit", "at least one expression", "none and no frontier", fix)
-    known = {"positives": audited.has_positives, "labels": audited.both("labels"), "groups": audited.both("clusters")}
-    check_rules(rules, **known)
-    if settings.wanted_false_negatives is not None and not audited.judges:
-        what = "labels, groups or held-out judgements to suggest rules at a share of false negatives"
-        raise ArgumentError("audit", what, "none")
-    return rules
+class PairCounts(SimilarityCounts):
+    """Histograms of the similarities of positives, of known false negatives and of all other candidates."""
 
+    def __init__(self) -> None:
+        super().__init__(3, BINS)
 
-def _suggested(
-    audited: AuditedPairs, rows: Tensor, settings: Settings, report: Callable[[int], None]
-) -> tuple[list[Suggestion], list[RuleFigures]]:
-    assert settings.wanted_false_negatives is not None
-    search = GridSearch(audited, settings.wanted_false_negatives, settings.temperature)
-    for chunk in chunks(audited, rows, settings):
-        search.add(chunk)
-        report(len(chunk.rows))
-    return suggestions(search, lambda rules: measured(audited, rules, rows, settings).rows)
+    def add_chunk(self, chunk: AuditChunk, temperature: float) -> None:
+        """Count the pairs of a chunk of anchors."""
+        scores = chunk.scores
+        valid = scores.valid.expand_as(chunk.similarity)
+        false = valid & chunk.false if chunk.false is not None else torch.zeros_like(valid)
+        positives = scores.positives[scores.positive_valid] * temperature
+        for kind, pairs in enumerate((positives, chunk.similarity[false], chunk.similarity[valid & ~false])):
+            self.add(kind, pairs)
 
-
-def sampled_anchors(audited: AuditedPairs, settings: Settings) -> Annotated[Tensor, "m"]:
-    """Anchors without replacement, in the order in which they were drawn."""
-    rows = audited.rows()
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings.seed))
-    return rows[order[: settings.num_anchors]].to(audited.anchors.device)
-
-
-def chunks(audited: AuditedPairs, rows: Tensor, settings: Settings) -> Iterator[AuditChunk]:
-    """Anchors whose similarities are looked at together; candidates on disk are read once for as many as fit."""
-    number = len(audited.candidates)
-    size, seen = max(1, _chunk // number), 0
-    for some in rows.split(max(size, _held(audited.candidates, settings.memory))):  # type: ignore[no-untyped-call]
-        for met in audited.compared(some, settings.near_duplicate).split(size):
-            first = seen < max(_least_diagnosed, _diagnosed // number)
-            yield AuditChunk.of(audited, met, settings.temperature, first)
-            seen += len(met.rows)
-
-
-def _held(candidates: Corpus, memory: float) -> int:
-    """Anchors whose similarities and copies fit into so many GiB, with the products of one block; 0 of one block."""
-    width, blocks = candidates.dtype.itemsize, candidates.blocks()
-    each = (width + 1) * len(candidates) + 3 * width * candidates.block
-    return int(memory * 2**30) // each if len(blocks) > 1 else 0
+    def found(self) -> Similarities:
+        """Return the histograms of this audit."""
+        means = zip(self.counts, self.means(), strict=True)
+        kinds = [Counted(tuple(counts.tolist()), mean) if counts.any() else None for counts, mean in means]
+        return Similarities(tuple(self.edges.tolist()), *kinds)
 
 
 @dataclass
-class Measured:
-    """The rows of the rules, similarities of all candidates and of the positives, and how many were diagnosed."""
+class Measurements:
+    """The figures of all rules on the sampled anchors.
+
+    Attributes:
+        rows: Figures of each rule.
+        random: Mean similarity of each anchor with all its candidates.
+        own: Similarity of each positive pair.
+        diagnosed: Number of anchors that ``diagnose`` has measured.
+        pairs: Histograms of similarities.
+    """
 
     rows: list[RuleFigures] = field(default_factory=list)
     random: list[float] = field(default_factory=list)
@@ -182,17 +137,26 @@ class Measured:
     pairs: PairCounts = field(default_factory=PairCounts)
 
 
-def measured(
+def measure_rules(
     audited: AuditedPairs,
     rules: Sequence[NamedRule],
     rows: Tensor,
     settings: Settings,
     report: Callable[[int], None] = lambda done: None,
-) -> Measured:
+) -> Measurements:
+    """Measure rules on these anchors.
+
+    Args:
+        audited: The pairs of the audit.
+        rules: Rules to measure.
+        rows: Rows of the anchors [m].
+        settings: Temperature and further settings.
+        report: Called with the number of anchors of every chunk.
+    """
     none = torch.zeros(len(audited.candidates), dtype=torch.float64, device=audited.anchors.device)
     tallies = [RuleTally(rule, none.clone(), none.bool()) for rule in rules]
-    found = Measured()
-    for chunk in chunks(audited, rows, settings):
+    found = Measurements()
+    for chunk in audit_chunks(audited, rows, settings):
         for tally in tallies:
             tally.add(chunk, settings.tau_plus)
         scores = chunk.scores
@@ -206,17 +170,101 @@ def measured(
     return found
 
 
+def sample_anchors(audited: AuditedPairs, settings: Settings) -> Annotated[Tensor, "m"]:
+    """Draw anchors without replacement, in the order in which they were drawn."""
+    rows = audited.rows()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(settings.seed))
+    return rows[order[: settings.num_anchors]].to(audited.anchors.device)
+
+
+def audit_chunks(audited: AuditedPairs, rows: Tensor, settings: Settings) -> Iterator[AuditChunk]:
+    """Yield anchors in chunks; candidates on disk are read once for as many anchors as fit into memory."""
+    number = len(audited.candidates)
+    size, seen = max(1, _chunk // number), 0
+    for some in rows.split(max(size, _num_in_memory(audited.candidates, settings.memory))):  # type: ignore[no-untyped-call]
+        for compared in audited.compare(some, settings.near_duplicate).split(size):
+            first = seen < max(_least_diagnosed, _diagnosed // number)
+            yield AuditChunk.of(audited, compared, settings.temperature, first)
+            seen += len(compared.rows)
+
+
+def sample_lists(lists: Lists, query_text: Callable[[Any], Any], text_of: Callable[[Any], Any]) -> tuple[Sample, ...]:
+    """Choose lists spread over a mined file, with a positive and the first negatives of each.
+
+    Args:
+        lists: The lists.
+        query_text: Text, or else the name, of a query.
+        text_of: Text, or else the name, of a document.
+    """
+    filled = [i for i, names in enumerate(lists.negatives) if names]
+    chosen = filled[:: max(1, len(filled) // NUM_SAMPLES)][:NUM_SAMPLES]
+    return tuple(
+        Sample(
+            query_text(lists.queries[i]),
+            tuple(text_of(name) for name in lists.positives[i][:1]),
+            tuple(text_of(name) for name in lists.negatives[i][:NUM_NEGATIVES]),
+        )
+        for i in chosen
+    )
+
+
+def _checked_rules(
+    audited: AuditedPairs, given: Sequence[NamedRule], settings: Settings, listed: Tensor | None, rows: Tensor
+) -> list[NamedRule]:
+    """Return the mined lists, the given rules and the default ones, after checking that none lacks its data."""
+    rules = [*([] if listed is None else [NamedRule("mined", "mined", listed=listed)]), *given]
+    if settings.frontier:
+        some = rows[: min(64, max(1, _for_thresholds // len(audited.candidates)))]
+        rules += default_rules(audited.has_positives, thresholds(audited.scores(audited.compare(some), 1.0)), rules)
+    if not rules:
+        fix = f"give {spelled('audit', 'expressions')}, or leave the frontier on"
+        raise ArgumentError("audit", "at least one expression", "none and no frontier", fix)
+    known = {
+        "positives": audited.has_positives,
+        "labels": audited.both_have("labels"),
+        "groups": audited.both_have("clusters"),
+    }
+    check_rules(rules, **known)
+    if settings.wanted_false_negatives is not None and not audited.judges:
+        what = "labels, groups or held-out judgements to suggest rules by their false-negative rate"
+        raise ArgumentError("audit", what, "none")
+    return rules
+
+
+def _suggested(
+    audited: AuditedPairs, rows: Tensor, settings: Settings, report: Callable[[int], None]
+) -> tuple[list[Suggestion], list[RuleFigures]]:
+    """Search the grids on the sampled anchors; returns the suggestions and their figures."""
+    assert settings.wanted_false_negatives is not None
+    search = GridSearch(audited, settings.wanted_false_negatives, settings.temperature)
+    for chunk in audit_chunks(audited, rows, settings):
+        search.add(chunk)
+        report(len(chunk.rows))
+    return suggestions(search, lambda rules: measure_rules(audited, rules, rows, settings).rows)
+
+
+def _num_in_memory(candidates: Corpus, memory: float) -> int:
+    """Return the number of anchors whose similarities fit into ``memory`` GiB, or 0 for a corpus of one block.
+
+    An anchor needs a similarity and a near-duplicate flag for each candidate, and temporary products with one block.
+    """
+    width, blocks = candidates.dtype.itemsize, candidates.blocks()
+    each = (width + 1) * len(candidates) + 3 * width * candidates.block
+    return int(memory * 2**30) // each if len(blocks) > 1 else 0
+
+
 def _mean(values: list[float]) -> float:
+    """Return the mean, or NaN of nothing."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def _misaligned(audited: AuditedPairs, rows: Sequence[RuleFigures], random: float) -> Iterator[str]:
-    """Positives, or negatives of a mined file, that are no closer than random ones; also as warnings."""
+    """Yield notes, also given as warnings, if positives or mined negatives are no closer than random candidates."""
     found = _alignment(audited)
     if found is None:
         return
     if found.lost:
-        warn_once("alignment: positives", sentence(found))  # audits in training would repeat it; the note stays
+        warn_once("alignment: positives", sentence(found))  # once: audits during training would repeat it
         yield sentence(found)
     mined = next((row for row in rows if row.kind == "mined"), None)
     if mined is not None and found.known and mined.similarity <= random + 2 * mined.similarity_error:
@@ -229,6 +277,7 @@ def _misaligned(audited: AuditedPairs, rows: Sequence[RuleFigures], random: floa
 
 
 def _alignment(audited: AuditedPairs) -> Alignment | None:
+    """Compare positives with random pairs; None without positives."""
     if audited.views is not None:
         rows = torch.arange(len(audited.anchors))
         pairs = as_pairs(rows, rows, len(rows))
@@ -239,12 +288,14 @@ def _alignment(audited: AuditedPairs) -> Alignment | None:
 
 
 def _source_of_positives(audited: AuditedPairs) -> str:
+    """Describe where positives come from, for the result."""
     if audited.views is not None:
         return "a second view of each anchor"
     return "none" if audited.pairs is None else "rows of the candidates"
 
 
 def _notes(audited: AuditedPairs, rows: Sequence[RuleFigures]) -> tuple[str, ...]:
+    """Return remarks on what is unknown and which anchors do not count."""
     notes = []
     if not audited.judges:
         notes.append("No labels, groups or judgements: which negatives are false is not known.")
@@ -265,7 +316,7 @@ def _notes(audited: AuditedPairs, rows: Sequence[RuleFigures]) -> tuple[str, ...
 
 
 def _unknown(rows: Sequence[RuleFigures]) -> str:
-    """What a partial judge leaves open, and what would answer it."""
+    """Explain why shares are lower bounds, and which data would give rates."""
     shares = [row.judged_share for row in rows if not math.isnan(row.judged_share)]
     most = max(shares, default=0.0)
     known = f"at most {100 * most:.2g} % of the negatives of a rule are" if most else "no negative is"
@@ -274,6 +325,3 @@ def _unknown(rows: Sequence[RuleFigures]) -> str:
         f"How many negatives are false is not known: {known} judged. Shares are lower bounds, and no rule is suggested "
         f"on them; a rate takes labels, or {held_out}: relevant pairs that mining has not seen."
     )
-
-
-BINS, NUM_SAMPLES, NUM_NEGATIVES = 80, 4, 3

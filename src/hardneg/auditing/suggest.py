@@ -1,14 +1,16 @@
-"""The hardest rules that stay at or below a wanted share of false negatives, on the anchors looked at.
+"""Search for the hardest rules whose false-negative rate is at most a given share, on the sampled anchors.
 
-What is not judged counts as false here: no rule is suggested because nobody has looked at its negatives.
+Pairs that are not judged count as false here: a rule must not be suggested because nobody has judged its negatives.
 
-Every row of scores is sorted once; rings, margins and rank windows are then windows of it, and tilts are weights over
-it, so that whole grids are searched in one pass. What is found is measured again as the expression it is.
+Every row of scores is sorted once. Rings, margins and rank windows are then windows of the sorted row, and tilts are
+weights over it, so whole grids are searched in one pass. The best member is measured again as an expression.
 
-- ``Tilt(beta)``: beta / temperature from 1/2 to 512 in steps of a factor of 2^(1/4); the largest that is not too false.
-- ``Ring(0.0, outer)``: FRACTIONS; the narrowest that is not too false.
-- ``Ring(inner, outer)``: all pairs of FRACTIONS; the one with the most similar negatives.
-- ``BelowPositive(relative=margin)``, alone and with ``* Rank(0, 10)``: MARGINS; the smallest that is not too false.
+- ``Tilt(beta)``: beta / temperature from 1/2 to 512 in steps of a factor of 2^(1/4); the largest within the limit.
+- ``Ring(0.0, outer)``: FRACTIONS; the narrowest within the limit.
+- ``Ring(inner, outer)``: all pairs of FRACTIONS; the one with the most similar negatives within the limit.
+- ``BelowPositive(relative=margin)``, alone and with ``* Rank(0, 10)``: MARGINS; the smallest within the limit.
+
+``sampling`` feeds a ``GridSearch`` with chunks and then calls ``suggestions``.
 """
 
 from __future__ import annotations
@@ -35,13 +37,20 @@ FRACTIONS = (
 )  # fmt: skip
 MARGINS = tuple(round(0.01 * step, 2) for step in range(96))
 STRENGTHS = tuple(2.0 ** (step / 4) for step in range(36, -5, -1))
-TOP = 10
-_tries = 4
+TOP = 10  # width of the rank window below the positive
+_tries = 4  # members measured per family before giving up
 
 
 @dataclass(frozen=True)
 class Family:
-    """Expressions of one kind, the hardest first if they are ``ordered``; ``best`` describes the one to take."""
+    """A grid of expressions of one kind.
+
+    Attributes:
+        name: Name of the family in the result.
+        best: Description of the member that is chosen.
+        texts: The expressions, from the hardest to the easiest if ``ordered``.
+        ordered: Whether the order is known in advance; otherwise similarity decides.
+    """
 
     name: str
     best: str
@@ -50,7 +59,12 @@ class Family:
 
 
 def families(temperature: float, has_positives: bool) -> list[Family]:
-    """The grids that are searched."""
+    """Return the grids that are searched.
+
+    Args:
+        temperature: Temperature of the scores, which scales the betas of tilts.
+        has_positives: Whether positives are known, which ``BelowPositive`` needs.
+    """
     edges = (0.0, *FRACTIONS)
     inside = tuple(f"Ring({edges[inner]}, {edges[outer]})" for inner, outer in _pairs_of_fractions())
     found = [
@@ -67,14 +81,19 @@ def families(temperature: float, has_positives: bool) -> list[Family]:
 
 
 def beta_of(strength: float, temperature: float) -> float:
-    """Three digits of beta, enough for an expression typed by hand."""
+    """Return the beta of a tilt with this strength (beta / temperature), to three digits for a readable expression."""
     return float(f"{strength * temperature:.3g}")
 
 
 @dataclass
 class GridSearch:
-    """Per family and member of its grid, sums of the false share and of the similarity over the anchors that it leaves
-    a negative, and how many these are.
+    """Mean falseness and similarity of every member of every grid.
+
+    Attributes:
+        audited: The pairs of the audit.
+        wanted: Highest false-negative rate.
+        temperature: Temperature of the scores.
+        sums: For each family the sums of falseness and similarity, and the number of anchors with negatives [3, g].
     """
 
     audited: AuditedPairs
@@ -83,24 +102,26 @@ class GridSearch:
     sums: dict[str, Annotated[Tensor, "3 g"]] = field(default_factory=dict)
 
     def add(self, chunk: AuditChunk) -> None:
+        """Add a chunk of anchors to the sums of all grids."""
         window = SortedRows(chunk)
         for name, start, stop in _windows(window, chunk, self.audited.has_positives):
             self._keep(name, *window.means(start, stop), chunk.known)
         self._keep("Tilt", *_tilted(chunk, self.temperature), chunk.known)
 
     def _keep(self, name: str, false: Tensor, similarity: Tensor, known: Tensor) -> None:
+        """Add the sums over the anchors that have judgements and negatives."""
         some = ~false[known].isnan()
         both = torch.stack([false[known], similarity[known]]).double().nan_to_num(0.0).sum(1)
         found = torch.cat([both, some.double().sum(0, keepdim=True)])
         self.sums[name] = self.sums[name] + found if name in self.sums else found
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Mean false share and mean similarity at every member of the grid."""
+        """Return the mean falseness and the mean similarity of every member of a grid."""
         false, similarity, count = self.sums[name]
         return (false / count).tolist(), (similarity / count).tolist()
 
     def allowed(self, family: Family) -> list[str]:
-        """The members that stay at or below the wanted share, the hardest first."""
+        """Return the members whose mean falseness is at most the one wanted, the hardest first."""
         members = list(zip(family.texts, *self.curve(family.name), strict=True))
         if not family.ordered:
             members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
@@ -108,7 +129,7 @@ class GridSearch:
 
 
 class SortedRows:
-    """Candidates of each anchor from the closest to the farthest, with running counts of the false ones."""
+    """Candidates of each anchor sorted by score, with cumulative sums of falseness and similarity."""
 
     def __init__(self, chunk: AuditChunk) -> None:
         scores = chunk.scores
@@ -119,7 +140,7 @@ class SortedRows:
         self.similarity = _running(chunk.similarity.masked_fill(~scores.valid, 0.0).gather(1, order))
 
     def means(self, start: Annotated[Tensor, "b g"], stop: Annotated[Tensor, "b g"]) -> tuple[Tensor, Tensor]:
-        """Mean falseness and similarity of the ranks start to stop - 1; NaN where there are none."""
+        """Return mean falseness and mean similarity [b, g] of the ranks start to stop - 1; NaN for empty windows."""
         number = torch.where(stop > start, stop - start, math.nan)
         low, high = start.clamp(max=self.false.shape[1] - 1), stop.clamp(max=self.false.shape[1] - 1)
         false, similarity = (
@@ -129,17 +150,19 @@ class SortedRows:
 
 
 def _may_be_false(chunk: AuditChunk) -> Annotated[Tensor, "b n"]:
+    """Return which candidates are false or not judged [b, n]."""
     assert chunk.false is not None
     return chunk.false if chunk.judged is None else chunk.false | ~chunk.judged
 
 
 def _running(values: Tensor) -> Tensor:
+    """Return cumulative sums with a leading 0 [b, n + 1]."""
     total = values.cumsum(1, dtype=torch.float64)
     return torch.cat([total.new_zeros(len(total), 1), total], dim=1)
 
 
 def _windows(rows: SortedRows, chunk: AuditChunk, has_positives: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The grids of all families that are windows of the sorted rows: name, start and stop [b, g]."""
+    """Yield the grids that are windows of the sorted rows: name, start and stop [b, g]."""
     scores, count = chunk.scores, rows.count[:, None]
     edges = (
         torch.tensor([0.0, *FRACTIONS], dtype=torch.float64, device=count.device) * count.double() + ROUNDING
@@ -158,20 +181,20 @@ def _windows(rows: SortedRows, chunk: AuditChunk, has_positives: bool) -> Iterat
 
 
 def _pairs_of_fractions() -> list[tuple[int, int]]:
-    """Positions in (0, *FRACTIONS): every inner edge above 0 with every outer edge beyond it."""
+    """Return positions in (0, *FRACTIONS): every inner edge above 0 with every outer edge beyond it."""
     size = len(FRACTIONS) + 1
     return [(inner, outer) for inner in range(1, size) for outer in range(inner + 1, size)]
 
 
 def _tilted(chunk: AuditChunk, temperature: float) -> tuple[Tensor, Tensor]:
-    """E_q of falseness and similarity for every strength of a tilt: [b, g] each, from the strongest."""
+    """Return E_q of falseness and similarity [b, g] for every strength of a tilt, the strongest first."""
     valid, scores = chunk.scores.valid, chunk.scores.candidates
     above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
     parts = torch.stack([valid.to(scores), (_may_be_false(chunk) & valid).to(scores), chunk.similarity * valid], dim=-1)
     found = []
     for strength in STRENGTHS:
         sums = torch.bmm((beta_of(strength, temperature) * above).exp()[:, None], parts)[:, 0]
-        found.append(sums[:, 1:] / sums[:, :1])  # 0 / 0 is NaN: no candidate
+        found.append(sums[:, 1:] / sums[:, :1])  # without candidates 0 / 0 = NaN
     both = torch.stack(found, dim=1)
     return both[..., 0], both[..., 1]
 
@@ -179,13 +202,18 @@ def _tilted(chunk: AuditChunk, temperature: float) -> tuple[Tensor, Tensor]:
 def suggestions(
     search: GridSearch, measure: Callable[[list[NamedRule]], list[RuleFigures]]
 ) -> tuple[list[Suggestion], list[RuleFigures]]:
-    """The best member of every family, measured as the expression it is, and those rows."""
+    """Return the best member of every family, measured as an expression, and the figures of those found.
+
+    Args:
+        search: The grids after all chunks were added.
+        measure: Measures rules on all sampled anchors.
+    """
     found, rows = [], []
     grids = families(search.temperature, search.audited.has_positives)
     allowed = {family: search.allowed(family) for family in grids}
     known = {row.expression: row for row in measure([_rule(texts[0]) for texts in allowed.values() if texts])}
     for family, texts in allowed.items():
-        for text in texts[:_tries]:  # where rounding puts one just above the limit, the next is easier
+        for text in texts[:_tries]:  # rounding may put a member just above the limit; the next one is easier
             row = known.get(repr(parse(text))) or measure([_rule(text)])[0]
             if row.most_false <= search.wanted:
                 found.append(_suggestion(family, row, search))
@@ -197,10 +225,12 @@ def suggestions(
 
 
 def _rule(text: str) -> NamedRule:
+    """Parse a suggested expression."""
     return NamedRule(repr(parse(text)), "suggested", parse(text))
 
 
 def _none(family: Family, search: GridSearch) -> Suggestion:
+    """Return a suggestion without an expression and the reason."""
     wanted = f"{100 * search.wanted:.4g} %"
     lowest = min((value for value in search.curve(family.name)[0] if not math.isnan(value)), default=math.nan)
     text = f"None: the least false member of the grid has {100 * lowest:.2f} %, above the limit of {wanted}."
@@ -214,6 +244,7 @@ def _none(family: Family, search: GridSearch) -> Suggestion:
 
 
 def _suggestion(family: Family, row: RuleFigures, search: GridSearch) -> Suggestion:
+    """Return a suggestion with its reason, and a warning if an easier member is more false."""
     text = f"{family.best} with at most {100 * search.wanted:.4g} % false negatives."
     if family.ordered:
         names = [repr(parse(text)) for text in family.texts]

@@ -1,4 +1,7 @@
-"""The table of an audit in the terminal, and how its numbers are written everywhere."""
+"""The table of an audit in the terminal, and the format of its numbers there and on the page.
+
+``show`` prints an audit, for `hardneg audit`; ``as_text`` is ``Audit.table``. ``page`` uses the same ``COLUMNS``.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,34 @@ ABSENT = "n/a"
 
 
 def number(value: float, digits: int = 3) -> str:
+    """Format a number with a fixed number of digits, or n/a."""
     return ABSENT if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def count(value: float) -> str:
+    """Format a count, with a decimal below 100, or n/a.
+
+    >>> count(12.34), count(1234.0), count(math.nan)
+    ('12.3', '1,234', 'n/a')
+    """
     return ABSENT if math.isnan(value) else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def percent(value: float, digits: int = 2) -> str:
+    """Format a share as a percentage, or n/a; small shares keep two significant digits.
+
+    >>> percent(0.1234), percent(0.0000012)
+    ('12.34 %', '0.00012 %')
+    """
     if math.isnan(value):
         return ABSENT
-    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 2):  # what would be rounded to nothing
+    if 0 < abs(value) < 0.5 * 10.0 ** -(digits + 2):  # would be rounded to 0
         return f"{100 * value:.2g} %"
     return f"{100 * value:.{digits}f} %"
 
 
 def false_share(row: RuleFigures) -> str:
-    """The share of false negatives: a rate, a lower bound, or unknown."""
+    """Format the share of false negatives: a rate, a lower bound, or unknown."""
     if row.judged_share == 0.0:
         return "unknown"
     share = with_error(row.false_negatives, row.false_negatives_error)
@@ -43,24 +57,29 @@ def false_share(row: RuleFigures) -> str:
 
 
 def judged_share(row: RuleFigures) -> str:
-    """The share of negatives that are judged, where not all are."""
+    """Format the share of negatives that are judged, or n/a if all are."""
     return ABSENT if row.is_rate else percent(row.judged_share, 0)
 
 
 def false_and_judged(row: RuleFigures) -> str:
-    """Both in words: "at least 0 %, judged share 3 %"."""
+    """Return both shares in words, such as "at least 0 %, judged share 3 %"."""
     judged = judged_share(row)
     return false_share(row) if judged == ABSENT else f"{false_share(row)}, judged share {judged}"
 
 
 def with_error(share: float, error: float) -> str:
-    """The share and, of a sample, its standard error."""
+    """Format a share and, for a sample, its standard error.
+
+    >>> with_error(0.25, 0.01), with_error(0.25, 0.0)
+    ('25.00 % ± 1.00 %', '25.00 %')
+    """
     if math.isnan(share) or math.isnan(error) or error == 0:
         return percent(share)
     return f"{percent(share)} ± {percent(error)}"
 
 
 def times(value: float) -> str:
+    """Format a ratio, or n/a."""
     return ABSENT if math.isnan(value) else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
@@ -77,10 +96,11 @@ COLUMNS: dict[str, Callable[[RuleFigures], str]] = {
     "clamped": lambda row: percent(row.clamped, 1),
     "no negative": lambda row: percent(row.without_negatives, 1),
 }
-"""The columns of the table and of the page: the same numbers in the same form."""
+"""The columns of the table and of the page, with the format of each; the most important first."""
 
 
 def as_text(audit: Audit, width: int = 200) -> str:
+    """Return what ``show`` prints, as plain text of at most ``width`` columns."""
     console = Terminal(width=width, no_color=True, highlight=False)
     with console.capture() as capture:
         show(audit, console)
@@ -88,7 +108,7 @@ def as_text(audit: Audit, width: int = 200) -> str:
 
 
 def show(audit: Audit, console: Console | None = None) -> None:
-    """Prints the table, what was suggested and what was found in a mined file."""
+    """Print the table of rules, the suggestions, the problems of mined lists and the notes."""
     console = console or Terminal()
     if audit.rows:
         table, left_out = _rows(audit, console.width)
@@ -110,25 +130,25 @@ def show(audit: Audit, console: Console | None = None) -> None:
 
 
 def sampled(audit: Audit) -> str:
-    """What is exact and what is estimated, in one or two sentences."""
+    """Return one or two sentences on which figures are exact and which are estimates."""
     random = f"Tilts are at temperature {audit.temperature:g}. "
     random += f"Random candidates have similarity {number(audit.random_similarity)}"
     own = "" if math.isnan(audit.positive_similarity) else f", positives {number(audit.positive_similarity)}"
-    few = f" Attraction and effective temperature are those of {audit.num_diagnosed:,} anchors."
+    few = f" Attraction and effective temperature are from {audit.num_diagnosed:,} anchors."
     few = few if audit.num_diagnosed < audit.num_anchors else ""
     if audit.exact:
-        return f"{random}{own}. All {audit.num_anchors:,} anchors were looked at: exact for this data.{few}"
+        return f"{random}{own}. All {audit.num_anchors:,} anchors were measured: exact for this data.{few}"
     return (
-        f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were looked at, each against "
+        f"{random}{own}. {audit.num_anchors:,} of {audit.num_anchors_in_all:,} anchors were measured, each against "
         f"all {audit.num_candidates:,} candidates: ± is one standard error, coverage is a lower bound.{few}"
     )
 
 
 def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
-    """As many columns as the terminal has room for, the most informative first; and the columns left out."""
+    """Return the table with the columns that fit, in order of importance, and the names of the others."""
     names = [("* " if row.on_frontier else "  ") + row.expression for row in audit.rows]
     first = min(max(len(name) for name in names), max(30, width - 48))
-    title = "Hardness against falseness; * no other rule beats it in both" if audit.has_rates else "Hardness"
+    title = "Hardness and false negatives; * no other rule is better in both" if audit.has_rates else "Hardness"
     table = Table(title=title, title_justify="left", padding=(0, 1))
     table.add_column("expression", width=first)
     room = width - first - 4
@@ -152,6 +172,7 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
 
 
 def _suggested(audit: Audit) -> Table:
+    """Return the table of suggestions."""
     wanted = audit.wanted_false_negatives
     assert wanted is not None
     table = Table(title=f"At most {100 * wanted:.4g} % false negatives", title_justify="left")
@@ -164,10 +185,10 @@ def _suggested(audit: Audit) -> Table:
 
 
 def findings(mined: MinedFindings) -> dict[str, str]:
-    """What was found in a mined file, in words."""
+    """Return the problems of mined lists as rows of a table: description and number."""
 
     def count(value: Any) -> str:
-        return "not known" if value is None else f"{value:,}"
+        return "unknown" if value is None else f"{value:,}"
 
     wanted = "" if mined.wanted is None else f" than {mined.wanted}"
     return {
@@ -177,13 +198,14 @@ def findings(mined: MinedFindings) -> dict[str, str]:
         "queries without any negative": count(mined.queries_without),
         "negatives that are a positive of their query": count(mined.equal_to_positive),
         "negatives that are a positive under another id": count(mined.positive_under_another_id),
-        "negatives twice in one list": count(mined.repeated),
+        "negatives that are twice in a list": count(mined.repeated),
         "different documents among the negatives": count(mined.documents)
         + ("" if mined.documents_in_corpus is None else f" of {mined.documents_in_corpus:,}"),
     }
 
 
 def _mined(mined: MinedFindings) -> Table:
+    """Return the table of problems of mined lists and their most frequent negatives."""
     table = Table(title="The mined file", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -191,11 +213,12 @@ def _mined(mined: MinedFindings) -> Table:
         table.add_row(name, value)
     for hub in mined.hubs[:3]:
         table.add_row(
-            Text(f"most frequent: {short(hub.id)}"), f"{percent(hub.share)} of negatives, {times(hub.times)} x even"
+            Text(f"most frequent: {short(hub.id)}"), f"{percent(hub.share)} of negatives, {times(hub.times)} x uniform"
         )
     return table
 
 
 def short(name: Any, most: int = 60) -> str:
+    """Shorten text to one line of at most ``most`` characters."""
     text = " ".join(str(name).split())
     return text if len(text) <= most else text[: most - 1] + "…"

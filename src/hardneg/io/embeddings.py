@@ -1,4 +1,8 @@
-"""Embeddings of both splits of a data set, with labels, as one .npz file; and yes-or-no answers as text for JSON."""
+"""Embeddings of both splits of a data set, with labels, as one .npz file; and arrays packed as text for JSON.
+
+Training runs save ``embeddings.npz`` with ``save_arrays``; evaluation and audits read it with ``load_embeddings``.
+``pack_bits`` and ``pack_numbers`` store one answer per test item in the JSON of a run.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,33 @@ from hardneg.io.sealed import check_seal
 EmbeddingRows = Annotated[Tensor, "n d"]
 Labels = Annotated[Tensor, "n"]
 
-AGAIN = "make it again: delete result.json of the run and train again with --resume"
+AGAIN = "delete result.json of the run and train again with --resume"
 SPLIT_NAMES = ("train_x", "train_y", "test_x", "test_y")
-_ADVICE = {name: f"np.array({name}, dtype={'float' if '_x' in name else 'str'}) has none" for name in SPLIT_NAMES}
+_ADVICE = {name: f"use np.array({name}, dtype={'float' if '_x' in name else 'str'})" for name in SPLIT_NAMES}
 
 
 def save_arrays(path: str | Path | BinaryIO, **parts: Tensor) -> None:
-    """Features and labels of both splits, checked, or only ``test_x``, of items without labels, as one .npz file."""
+    """Save features and labels of both splits, or ``test_x`` alone for items without labels, as one .npz file.
+
+    Args:
+        path: The file or an open binary stream.
+        **parts: ``train_x`` [n, d], ``train_y`` [n], ``test_x`` [m, d] and ``test_y`` [m], which are checked together.
+    """
     if parts.keys() == set(SPLIT_NAMES):
         check_split(**parts)
     np.savez(path, **{name: _as_array(part) for name, part in parts.items()})  # type: ignore[arg-type]
 
 
 def load_evaluated(path: Path) -> tuple[EmbeddingRows, Labels | None]:
-    """The test split of a saved file, with its labels if there are any; the file may have no train split."""
+    """Load the test split of a saved file, which may have no train split.
+
+    Returns:
+        Features [m, d], and labels [m] or None.
+    """
     if not path.is_file() or "train_x" in names_in_npz("load_embeddings", path):
         return load_embeddings(path)[2:]
-    check_seal(path, "load_embeddings", AGAIN, required=False)  # users write such files too; a zip shows a lost end
+    # Users write such files without a checksum; a truncated zip file is recognised anyway.
+    check_seal(path, "load_embeddings", AGAIN, required=False)
     advice = {name: _ADVICE[name] for name in ("test_x", "test_y")}
     found = read_arrays("load_embeddings", path, advice, needed=("test_x",))
     labels = plain_labels("load_embeddings", found["test_y"], f"test_y of {path}") if "test_y" in found else None
@@ -43,12 +57,24 @@ def load_evaluated(path: Path) -> tuple[EmbeddingRows, Labels | None]:
 
 
 def load_embeddings(path: str | Path) -> tuple[EmbeddingRows, Labels, EmbeddingRows, Labels]:
-    """The four arrays of a saved .npz file, checked; labels that are text become their numbers in the alphabet."""
+    """Load ``train_x``, ``train_y``, ``test_x`` and ``test_y`` from a saved .npz file.
+
+    Args:
+        path: A file that a run or ``np.savez`` has written. Labels that are text become their alphabetical rank.
+
+    Returns:
+        Features [n, d] and labels [n] of the train split, then those of the test split.
+
+    Raises:
+        NoFile: If there is no such file.
+        FileError: If it is damaged or lacks an array.
+        ArgumentError: If shapes or types do not fit, or there is only one class.
+    """
     return read_embeddings(Path(path))[0]
 
 
 def read_embeddings(path: Path) -> tuple[tuple[EmbeddingRows, Labels, EmbeddingRows, Labels], list[str]]:
-    """The split, and the names of its classes where its labels are text."""
+    """Return the four arrays, and the class names if the labels are text."""
     who = "load_embeddings"
     if path.is_file():
         check_seal(path, who, AGAIN, required=False)
@@ -68,31 +94,30 @@ def read_embeddings(path: Path) -> tuple[tuple[EmbeddingRows, Labels, EmbeddingR
 
 
 def check_split(train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, test_y: Labels) -> None:
-    """Raises unless both splits are finite features of one width with a label per row, of two classes or more."""
+    """Raise unless both splits are finite features of one width with a label per row, of at least two classes.
+
+    Args:
+        train_x: Features [n, d].
+        train_y: Labels [n].
+        test_x: Features [m, d].
+        test_y: Labels [m].
+    """
     for name, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if x.ndim != 2 or not len(x) or y.shape != x.shape[:1] or y.is_floating_point():
             got = f"{name}_x={tuple(x.shape)} and {name}_y={tuple(y.shape)} of {y.dtype}"
-            raise ArgumentError("Evaluation", "features [n, d] and a whole-number label per row", got)
+            raise ArgumentError("Evaluation", "features [n, d] and one integer label per row", got)
         if not torch.isfinite(x).all():
-            others = int((~torch.isfinite(x)).sum())
-            raise NotFinite("Evaluation", "finite features", f"{others} others in {name}_x")
+            count = int((~torch.isfinite(x)).sum())
+            raise NotFinite("Evaluation", "finite features", f"{count} NaN or infinite values in {name}_x")
     if train_x.shape[1] != test_x.shape[1]:
         raise argument_error("Evaluation", f"test features of width {train_x.shape[1]}", "test_x", tuple(test_x.shape))
     if train_y.min() == train_y.max():
-        raise ArgumentError("Evaluation", "at least two classes in train_y", f"one: every label is {int(train_y[0])}")
-
-
-def _as_features(array: Array) -> EmbeddingRows:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-
-
-def _as_array(part: Tensor) -> Any:
-    part = part.detach().cpu()
-    return (part.float() if part.is_floating_point() else part).numpy()
+        got = f"only one (every label is {int(train_y[0])})"
+        raise ArgumentError("Evaluation", "at least two classes in train_y", got)
 
 
 def pack_bits(answers: NDArray[np.bool_]) -> str:
-    """10,000 answers are 1,668 characters.
+    """Pack booleans as base64 text, 8 per byte: 10,000 of them take 1,668 characters.
 
     >>> unpack_bits(pack_bits(np.array([True, False, True])), 3)
     array([ True, False,  True])
@@ -100,13 +125,22 @@ def pack_bits(answers: NDArray[np.bool_]) -> str:
     return base64.b64encode(np.packbits(answers).tobytes()).decode()
 
 
+def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:
+    """Return the booleans that ``pack_bits`` packed, or None unless the text holds ``number`` bits."""
+    try:
+        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    except (TypeError, ValueError, binascii.Error):
+        return None
+    return np.unpackbits(packed, count=number).astype(bool) if len(packed) == -(-number // 8) else None
+
+
 def pack_numbers(numbers: NDArray[Any]) -> str:
-    """Numbers, one per item, as text: float32."""
+    """Pack numbers as base64 text, 4 bytes each (float32)."""
     return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
 
 
 def unpack_numbers(text: Any, number: int) -> NDArray[np.float32] | None:
-    """The numbers, or None where the text does not hold so many finite ones.
+    """Return the numbers that ``pack_numbers`` packed, or None unless the text holds ``number`` finite ones.
 
     >>> unpack_numbers(pack_numbers(np.array([0.5, -1.0])), 2)
     array([ 0.5, -1. ], dtype=float32)
@@ -118,10 +152,12 @@ def unpack_numbers(text: Any, number: int) -> NDArray[np.float32] | None:
     return found if len(found) == number and np.isfinite(found).all() else None
 
 
-def unpack_bits(text: Any, number: int) -> NDArray[np.bool_] | None:
-    """The answers, or None where the text does not hold so many."""
-    try:
-        packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
-    except (TypeError, ValueError, binascii.Error):
-        return None
-    return np.unpackbits(packed, count=number).astype(bool) if len(packed) == -(-number // 8) else None
+def _as_features(array: Array) -> EmbeddingRows:
+    """Return an array as a float32 tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _as_array(part: Tensor) -> Any:
+    """Return a tensor as an array, floats as float32."""
+    part = part.detach().cpu()
+    return (part.float() if part.is_floating_point() else part).numpy()

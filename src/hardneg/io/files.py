@@ -1,4 +1,8 @@
-"""Files that are written whole or not at all, JSON, and locks."""
+"""Atomic writes, JSON with a checksum, and lock files.
+
+``write_atomically`` is behind every output of the package; ``write_json`` and ``read_json`` store objects;
+``locked`` keeps two processes from writing one output. Checksums themselves are in ``sealed``.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +22,33 @@ from typing import Any, BinaryIO
 from hardneg.core.errors import ArgumentError, Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.sealed import checked, with_checksum
 
-_no_room = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 run_again = "make room, then run the same command again"
-"""The advice of commands that resume by themselves; runs have --resume."""
+"""Advice of commands that resume by themselves; training runs need --resume."""
+_resume = "make room, then use --resume"
 
 
-def write_atomically(
-    path: Path, write: Callable[[BinaryIO], object], advice: str = "make room, then use --resume"
-) -> None:
-    """Writes beside the file, then replaces it: readers see the old content or the new, never a part.
+def write_atomically(path: Path, write: Callable[[BinaryIO], object], advice: str = _resume) -> None:
+    """Write a file as a whole or not at all: readers see the old content or the new, never a part.
 
-    ``advice`` says how to resume once a full disk has free space.
+    Args:
+        path: The file to create or replace; missing folders are created.
+        write: Writes the content to an open binary file.
+        advice: How to resume once a full disk has free space, for errors.
+
+    Raises:
+        NotWritten: If the disk refuses; ``DiskFull`` if it is full. The old file stays.
     """
-    # Not the number of the process: in containers that share a folder it is often the same.
+    # A random name, not the process id: containers that share a folder often have equal ids.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:  # x: a link that someone left under this name is not followed
+        with partial.open("xb") as file:  # x does not follow a link that exists under this name
             write(file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _keep_name(path.parent)
+        _sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -51,8 +60,8 @@ def write_atomically(
         raise cause from error
 
 
-def _keep_name(folder: Path) -> None:
-    """Writes the folder itself to the disk: else a power failure could bring the old file back after newer ones."""
+def _sync_folder(folder: Path) -> None:
+    """Flush the folder to the disk: after a power failure the old file could return although newer ones exist."""
     with suppress(OSError):  # not every system can open a folder
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -62,17 +71,30 @@ def _keep_name(folder: Path) -> None:
 
 
 def output_folder(out: str | Path) -> Path:
-    """The path of an output folder; raises if it is empty or leads through a file."""
+    """Return the path of an output folder.
+
+    Raises:
+        ArgumentError: If the path is empty.
+        FileError: If a part of the path is a file.
+    """
     if not str(out).strip():
-        raise ArgumentError("--out", "the path of a folder", repr(out), "use --out . for the current one")
+        raise ArgumentError("--out", "the path of a folder", repr(out), "use --out . for the current folder")
     path = Path(out)
     if any(part.is_file() for part in (path, *path.parents)):
-        raise FileError("--out", "a folder", path, got="where there is a file")
+        raise FileError("--out", "a folder", path, got="which is a file or lies below one")
     return path
 
 
 def check_free(who: str, folder: Path, needed: int, purpose: str, fix: str) -> None:
-    """Raises where the disk of a folder has no room for so many bytes."""
+    """Raise if the disk of a folder has fewer than ``needed`` bytes free.
+
+    Args:
+        who: Caller, for errors.
+        folder: A folder on the disk.
+        needed: Bytes needed.
+        purpose: Use of the bytes, such as "to join the files of corpus/".
+        fix: Advice.
+    """
     free = shutil.disk_usage(folder).free
     if needed > free:
         got = f"where {free / 2**30:.1f} GiB are free"
@@ -80,24 +102,24 @@ def check_free(who: str, folder: Path, needed: int, purpose: str, fix: str) -> N
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
-    """The error of the disk, with the advice if it is full."""
+    """Return the error for a file that the disk refused, with the advice if the disk is full."""
     if isinstance(cause, NotWritten):
         return cause
     reason = cause.strerror or str(cause)
-    if cause.errno in _no_room:
+    if cause.errno in _full:
         return DiskFull(path, cause.errno, reason, advice)
     return NotWritten(path, cause.errno, reason)
 
 
 def _cause_of(error: BaseException | None) -> OSError | KeyboardInterrupt | None:
-    """The error of the disk, or Ctrl-C; torch.save may bring either as the context of an error of its own."""
+    """Return the underlying disk error or Ctrl-C; torch.save raises its own error with either as the context."""
     while error is not None and not isinstance(error, (OSError, KeyboardInterrupt)):
         error = error.__cause__ or error.__context__
     return error
 
 
-def write_json(path: Path, value: Any, advice: str = "make room, then use --resume") -> None:
-    """Writes JSON, whole or not at all; an object carries its checksum."""
+def write_json(path: Path, value: Any, advice: str = _resume) -> None:
+    """Write JSON atomically; an object gets a checksum, and NaN and infinity become null."""
     value = without_nan(value)
     value = with_checksum(value) if isinstance(value, dict) else value
     text = json.dumps(value, indent=1, default=str, allow_nan=False) + "\n"
@@ -105,7 +127,11 @@ def write_json(path: Path, value: Any, advice: str = "make room, then use --resu
 
 
 def without_nan(value: Any) -> Any:
-    """None for what is not finite, which JSON does not have."""
+    """Return the value with None for NaN and infinity, which JSON does not have.
+
+    >>> without_nan({"loss": float("nan"), "steps": (1, 2)})
+    {'loss': None, 'steps': [1, 2]}
+    """
     if isinstance(value, dict):
         return {name: without_nan(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,9 +140,9 @@ def without_nan(value: Any) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As ``json.loads``, but NaN, infinity, numbers beyond a float and endless nesting are a ValueError.
+    """Parse JSON strictly: NaN, infinity, numbers beyond float64 and extreme nesting raise ValueError.
 
-    ``write_json`` writes none of them, so they are damage.
+    ``write_json`` writes none of them, so they are signs of damage.
     """
     try:
         return json.loads(text, parse_constant=_not_json, parse_float=_finite, parse_int=_whole)
@@ -125,29 +151,37 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _finite(text: str) -> float:
+    """Return a float, or raise if it is not finite."""
     return float(text) if math.isfinite(float(text)) else _not_json(text)
 
 
 def _whole(text: str) -> int:
-    """An int within the range of a float, on which arithmetic with floats raises no OverflowError."""
+    """Return an int within the range of float64, so that later arithmetic with floats raises no OverflowError."""
     return int(text) if math.isfinite(float(text)) else int(_not_json(text))
 
 
 def _not_json(text: str) -> Any:
+    """Raise for a number that JSON does not have."""
     raise ValueError(f"{text[:40]} is not a number of JSON")
 
 
 def read_json(path: Path, advice: str, *, who: str = "hardneg") -> dict[str, Any]:
-    """The object in a file that ``write_json`` wrote, without its checksum.
+    """Return the object in a file that ``write_json`` wrote, without its checksum.
 
-    Raises ``Damaged`` if it is not JSON, no object, or does not have its checksum; ``advice`` is the fix.
+    Args:
+        path: The file.
+        advice: Fix, for errors.
+        who: Caller, for errors.
+
+    Raises:
+        Damaged: If the file is not JSON, not an object, or its checksum differs.
     """
     try:
         value = parse_json(path.read_bytes())
     except (ValueError, IsADirectoryError) as error:
         raise Damaged(who, "JSON", path, got=" ".join(str(error).split()), fix=advice) from None
     if not isinstance(value, dict):
-        raise Damaged(who, "JSON", path, got="it holds no dict", fix=advice)
+        raise Damaged(who, "JSON", path, got="it is not a JSON object", fix=advice)
     found: dict[str, Any] = checked(value, who, path, advice)
     return found
 
@@ -161,10 +195,22 @@ def locked(
     fix: str = "wait for it, or use another output",
     remove: bool = False,
 ) -> Iterator[None]:
-    """Holds the lock file at ``path``; raises ``InUse`` if another process still has it after ``patience`` seconds.
+    """Hold the lock file at ``path`` inside the block.
 
-    The file is created if it is missing, never truncated, and never opened through a link. ``remove`` takes it away
-    while it is still held: a process that then gets the lock of the file that is gone opens the new one.
+    The file is created if it is missing, never truncated, and never opened through a link. The system releases the lock
+    when the process ends, however it ends.
+
+    Args:
+        path: The lock file.
+        who: Caller, for errors.
+        patience: Seconds to wait for another process.
+        fix: Advice, for errors.
+        remove: Whether to delete the file while the lock is still held. A process that then gets the lock of the
+            deleted file notices and opens the new one.
+
+    Raises:
+        InUse: If another process still holds the lock after ``patience`` seconds.
+        FileError: If ``path`` is a link, or not a regular file.
     """
     until = time.monotonic() + patience
     while True:
@@ -176,7 +222,7 @@ def locked(
                     yield
                 finally:
                     if remove:
-                        with suppress(PermissionError):  # Windows deletes no file that is open
+                        with suppress(PermissionError):  # Windows cannot delete an open file
                             path.unlink(missing_ok=True)
                 return
         if time.monotonic() > until:
@@ -185,6 +231,7 @@ def locked(
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat(follow_symlinks=False))
     except FileNotFoundError:
@@ -192,9 +239,10 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
 
 
 def _opened_for_lock(path: Path, who: str) -> BinaryIO:
+    """Open or create a lock file without following links."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     fix = f"delete {path}"
-    if path.is_symlink():  # also where the system has no O_NOFOLLOW
+    if path.is_symlink():  # for systems without O_NOFOLLOW
         raise FileError(who, "a lock file of its own", path, got="a link", fix=fix)
     try:
         number = os.open(path, flags, 0o666)
@@ -204,12 +252,12 @@ def _opened_for_lock(path: Path, who: str) -> BinaryIO:
         raise
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise FileError(who, "a lock file of its own", path, got="something that is no file", fix=fix)
+        raise FileError(who, "a lock file of its own", path, got="something that is not a regular file", fix=fix)
     return os.fdopen(number, "rb+")
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the file is now locked for this process. Also True where the system or the disk has no locks."""
+    """Try to lock a file; also True where the system or the disk has no locks."""
     try:
         import fcntl
 

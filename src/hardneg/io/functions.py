@@ -1,4 +1,8 @@
-"""A Python function by its name, ``module:function`` or ``path/to/file.py:function``; a model by its folder."""
+"""Python functions by name, ``module:function`` or ``path/to/file.py:function``, and models by folder.
+
+Encoders, imports and kinds of data that a user names on the command line are loaded here. Nothing in a data file or
+manifest may choose such a name: loading one runs its code.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from hardneg.io.sealed import digest_of
 
 
 def names_a_file(text: str) -> bool:
-    """Whether this is ``file.py:function``.
+    """Whether the text is ``file.py:function`` rather than ``module:function``.
 
     >>> names_a_file("encoders/mine.py:build"), names_a_file("st:models/mine.py")
     (True, False)
@@ -27,9 +31,16 @@ def names_a_file(text: str) -> bool:
 
 
 def load_function(text: str, who: str) -> Callable[..., Any]:
-    """The function. Only for what a person has named: the file or module is run.
+    """Return the function that a user has named; its file or module is run.
 
-    A module that is not installed is looked for in the current folder.
+    Args:
+        text: ``file.py:function`` or ``module:function``. A module that is not installed is looked for in the current
+            folder.
+        who: Caller, for errors.
+
+    Raises:
+        NoFile: If the file does not exist.
+        ArgumentError: If the text has another form, or the module or the function does not exist.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -42,35 +53,44 @@ def load_function(text: str, who: str) -> Callable[..., Any]:
 
 
 def module_of(text: str) -> str:
-    """The name in ``sys.modules`` of the module that ``load_function`` runs."""
+    """Return the name in ``sys.modules`` of the module that ``load_function`` runs."""
     place = text.rpartition(":")[0]
     if not names_a_file(text):
         return place
-    return re.sub(r"\W", "_", str(Path(place).resolve().with_suffix("")))  # not the stem alone, which may be torch
+    return re.sub(r"\W", "_", str(Path(place).resolve().with_suffix("")))  # the stem alone could be "torch"
 
 
 def in_any_folder(text: str) -> str:
-    """The same function under a name that is right wherever a process runs."""
+    """Return the same function with an absolute path, which is right wherever a process runs."""
     place, _, name = text.rpartition(":")
     return f"{Path(place).absolute()}:{name}" if names_a_file(text) else text
 
 
 def run_file(path: Path, who: str, what: str = "a Python file that exists") -> ModuleType:
-    """The file as a module; what lies beside it can be imported, but hides nothing that is installed."""
+    """Run a Python file as a module and return it.
+
+    The folder of the file is appended to ``sys.path``, so its neighbours can be imported but hide nothing installed.
+
+    Args:
+        path: The file.
+        who: Caller, for errors.
+        what: What the caller needs, for errors.
+    """
     if not path.is_file():
         raise NoFile(who, what, path)
     if (name := module_of(f"{path}:")) not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)  # before it is run, as dataclasses and pickles need
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and pickles need it before it runs
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
-    return _as_written(sys.modules[name], path, who)
+    return _up_to_date(sys.modules[name], path, who)
 
 
 def _of_name(place: str, text: str, who: str) -> ModuleType:
+    """Import a module, also from the current folder."""
     if not _is_known(place):
-        # At the end, as in run_file: nothing that lies there hides a module of Python or an installed one.
+        # At the end, as in run_file, so that files there cannot hide the standard library or installed packages.
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(place)
@@ -80,30 +100,30 @@ def _of_name(place: str, text: str, who: str) -> ModuleType:
     if path.suffix != ".py" or not path.is_file() or place == "__main__":  # a script is not run twice
         return module
     vars(module).setdefault("_digest", digest_of(path))
-    return _as_written(module, path, who)
+    return _up_to_date(module, path, who)
 
 
 def _is_known(place: str) -> bool:
-    """Whether the module, or the package that it is part of, is found without the current folder."""
+    """Whether the package of a module is found without the current folder."""
     package = place.partition(".")[0]
     return package in sys.modules or not package or importlib.util.find_spec(package) is not None
 
 
-def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
-    """The module as its file is now: run if it was not, and again if the file has changed since.
+def _up_to_date(module: ModuleType, path: Path, who: str) -> ModuleType:
+    """Return the module as its file is now: run it if it was not run, or if the file has changed since.
 
-    From the source: Python takes bytecode for current if the file has the same size and was written in the same second.
+    The source is compiled here because Python uses bytecode of a file with the same size and the same second.
     """
     names, content = vars(module), digest_of(path)
     if names.get("_digest") == content:
         return module
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)  # first: it may raise a SyntaxError
     for name in [one for one, value in names.items() if not (one.startswith("__") or isinstance(value, ModuleType))]:
-        del names[name]  # such as a function that is no longer there; modules may be parts of a package
+        del names[name]  # functions may have been removed; submodules of a package stay
     try:
         exec(code, names)
     except BaseException as error:
-        names["_digest"] = None  # run again next time: an import would take bytecode that may be of another content
+        names["_digest"] = None  # run it again next time, since bytecode may belong to another version
         if isinstance(error, ImportError):
             raise ArgumentError(who, f"{path} to be importable", str(error)) from None
         raise
@@ -115,8 +135,8 @@ def _as_written(module: ModuleType, path: Path, who: str) -> ModuleType:
 def loading_model(who: str, path: str) -> Iterator[None]:
     """Raise NoFile if the block cannot load ``path`` because there is no such folder.
 
-    Libraries take a path that does not exist for a name on the Hugging Face hub, and then report a failed connection.
-    ``folder/name`` can be either: it is a path if ``folder`` exists here; otherwise the hub is asked first.
+    Libraries treat a path that does not exist as a name on the Hugging Face hub, and then report a failed connection.
+    ``folder/name`` can be either: it is a path if ``folder`` exists here; otherwise the hub is tried first.
     """
     folder = Path(path).expanduser()
     what = "a model folder that exists, or the name of a model on the Hugging Face hub"

@@ -1,7 +1,8 @@
 """Labels of pairs: which rows of a table of pairs are positives, and which are judged not to be.
 
-Of Quora's question pairs (``is_duplicate``), NLI or what ``hardneg mine --format labeled-pair`` writes, only some are
-positives. A column that may say so is never ignored in silence.
+In Quora's question pairs (``is_duplicate``), NLI data or the output of ``hardneg mine --format labeled-pair``, only
+some pairs are positives. A column that may mark the others is never ignored silently. Used by mining, training and
+audits.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hardneg.core.errors import ArgumentError
 LABELS = (
     "label", "labels", "is_duplicate", "is_positive", "is_relevant", "relevant", "relevance", "duplicate", "gold_label",
 )  # fmt: skip
-SCORES = ("score", "scores")  # marks only where all are 0 or 1; those of a miner are similarities
+SCORES = ("score", "scores")  # labels only if all are 0 or 1; the scores of a miner are similarities
 _truths = {"true": "1", "false": "0"}
 
 
 def mark_of(value: Any) -> str | None:
-    """A label as text, the same for 1, 1.0, True and "1"; None where it is missing.
+    """Return a label as text, equal for 1, 1.0, True and "1"; None if it is missing.
 
     >>> [mark_of(one) for one in (1, 1.0, True, "1", "True", "entailment", None)]
     ['1', '1', '1', '1', '1', 'entailment', None]
@@ -31,7 +32,17 @@ def mark_of(value: Any) -> str | None:
 
 
 def label_column(names: Collection[str], given: str | None, who: str, option: str) -> str:
-    """The column of the labels: as named, or the first of a usual name."""
+    """Return the column of the labels: the one given, or the first with a usual name.
+
+    Args:
+        names: Columns of the table.
+        given: Column that the user named, or None.
+        who: Caller, for errors.
+        option: Option that names the column, for errors.
+
+    Raises:
+        ArgumentError: If there is no such column.
+    """
     found = given or next((name for name in (*LABELS, *SCORES) if name in names), None)
     if found is None or found not in names:
         fix = f"name it with {option}"
@@ -42,14 +53,21 @@ def label_column(names: Collection[str], given: str | None, who: str, option: st
 
 
 def ignored_label(table: Mapping[str, Sequence[Any]], used: Collection[str | None], positives: str) -> str | None:
-    """A column that nothing reads and that may say that some pairs are no positives."""
+    """Return a column that is not used although it may mark pairs that are not positives; None if there is none.
+
+    Args:
+        table: Columns of the table.
+        used: Columns that are read.
+        positives: Column of the positives.
+    """
     for name in (*LABELS, *SCORES):
         if name not in table or name in used:
             continue
         marks: set[str | None] = set()
         for cell, value in zip(table[positives], table[name], strict=False):
             listed = isinstance(value, (list, tuple))
-            if not listed or (isinstance(cell, (list, tuple)) and len(cell) == len(value)):  # else ids of with_ids
+            # Lists of another length are the ids that `with_ids` adds.
+            if not listed or (isinstance(cell, (list, tuple)) and len(cell) == len(value)):
                 marks |= {mark_of(one) for one in (value if listed else [value])}
         if (marks <= {"0", "1"} and "0" in marks) or (name in LABELS and marks - {"1", None}):
             return name
@@ -59,9 +77,21 @@ def ignored_label(table: Mapping[str, Sequence[Any]], used: Collection[str | Non
 def split_by_label(
     rows: Sequence[Sequence[Any]], labels: Sequence[Any], wanted: Any, who: str, option: str
 ) -> tuple[list[list[Any]], list[list[Any]], int]:
-    """The documents of each row with the wanted label, those with another, and how many have none, which are neither.
+    """Split the documents of each row by their label.
 
-    A label is one of the row or, of a list of documents, a list of their labels.
+    Args:
+        rows: Documents of each row.
+        labels: Label of each row or, if a row lists documents, a list of their labels.
+        wanted: Label of positives.
+        who: Caller, for errors.
+        option: Option that names the wanted label, for errors.
+
+    Returns:
+        Documents with the wanted label, documents with another one, and the number of documents without a label, which
+        are in neither.
+
+    Raises:
+        ArgumentError: If a row has the wrong number of labels, or no pair has the wanted one.
     """
     mark, positives, others, unknown = mark_of(wanted), [], [], 0
     seen: dict[str, None] = {}
@@ -75,6 +105,6 @@ def split_by_label(
         unknown += own.count(None)
         seen.update(dict.fromkeys(each for each in own if each is not None))
     if mark not in seen:
-        got = f"{wanted!r}, where the labels are {', '.join(list(seen)[:5]) or 'missing'}"
-        raise ArgumentError(who, f"{option} to be a label of some pair", got)
+        got = f"{wanted!r}; the labels are {', '.join(list(seen)[:5]) or 'missing'}"
+        raise ArgumentError(who, f"{option} to be the label of at least one pair", got)
     return positives, others, unknown

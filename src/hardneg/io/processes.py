@@ -1,4 +1,7 @@
-"""Python processes that this one starts: none of them imports from the current folder."""
+"""Python processes started by this one, and the memory of this one and of the machine.
+
+Child processes must not import from the current folder, where an ``accelerate.py`` with the data would be run.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-_NAME = "PYTHONSAFEPATH"
+_NAME = "PYTHONSAFEPATH"  # the environment variable behind python -P
 
 
 def python(*arguments: str) -> list[str]:
-    """Build the command of a Python process that does not import from the current folder.
+    """Return the command of a Python process that does not import from the current folder.
 
-    ``python -c`` and ``python -m`` look there first, so that an ``accelerate.py`` beside the data would be run.
-    PYTHONPATH still counts.
+    ``python -c`` and ``python -m`` look there first. PYTHONPATH still counts.
 
     >>> python("-m", "hardneg")[1:]
     ['-P', '-m', 'hardneg']
@@ -24,12 +26,12 @@ def python(*arguments: str) -> list[str]:
 
 
 def safe_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment with ``changes``, in which every Python process leaves the current folder out of its path."""
+    """Return the environment with ``changes``, in which no Python process imports from the current folder."""
     return {**os.environ, **(changes or {}), _NAME: "1"}
 
 
 def make_children_safe() -> None:
-    """Leave the current folder out of the path of every Python process that this one starts from now on.
+    """Keep the current folder out of the import path of every Python process that this one starts from now on.
 
     This includes those of libraries: spawned workers, compilers, raylets.
     """
@@ -38,7 +40,7 @@ def make_children_safe() -> None:
 
 @contextmanager
 def safe_children() -> Iterator[None]:
-    """Do what ``make_children_safe`` does for the processes that are started inside the block."""
+    """Apply ``make_children_safe`` to the processes that are started inside the block."""
     before = os.environ.get(_NAME)
     make_children_safe()
     try:
@@ -51,7 +53,7 @@ def safe_children() -> Iterator[None]:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine."""
+    """Return the memory of this machine in bytes, or 1 TiB if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -59,7 +61,7 @@ def memory_bytes() -> int:
 
 
 def peak_bytes() -> int | None:
-    """The most memory that this process has held; None where the system does not say, nor psutil (extra ``train``)."""
+    """Return the peak memory of this process in bytes; None if neither the system nor psutil reports it."""
     with suppress(ImportError):
         resource = importlib.import_module("resource")
         peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

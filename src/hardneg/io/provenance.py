@@ -1,4 +1,7 @@
-"""How a result was made: the command, the commit, the machine and the versions."""
+"""Provenance of a result: the command, the commit, the machine and the versions.
+
+``environment`` goes into reports, manifests and run records, so that a figure can be traced and repeated.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from typing import Any
 import torch
 
 COMMIT = "HARDNEG_COMMIT"
-"""Names the commit where the code runs from a copy without its repository, as on a borrowed machine."""
+"""Environment variable with the commit, for code that is copied to a machine without its repository."""
 
 
 def environment() -> dict[str, Any]:
-    """The command and the versions, for reports and manifests."""
+    """Return the command, the commit, the machine and the versions of libraries, for reports and manifests."""
     return {
         "command": _command(),
         "commit": _commit(),
@@ -31,8 +34,9 @@ def environment() -> dict[str, Any]:
 
 
 def _command() -> str:
+    """Return the command line as a user would type it."""
     program, package = Path(sys.argv[0]), Path(__file__).parents[1]
-    if program.suffix == ".py" and package in program.parents:  # by python -m, also on every rank of a launcher
+    if program.suffix == ".py" and package in program.parents:  # started by python -m, also by a launcher
         parts = program.relative_to(package.parent).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__main__")
         return shlex.join(["python", "-m", module, *sys.argv[1:]])
@@ -40,6 +44,7 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
+    """Return the commit of the code, or None outside of a repository."""
     if named := os.environ.get(COMMIT):
         return named
     try:
@@ -58,13 +63,14 @@ _others = (
 
 
 def _versions() -> dict[str, str | None]:
-    """Of what any result may depend on, and of whatever else is installed of the libraries that extras bring."""
+    """Return the versions of libraries that results may depend on; optional ones only if they are installed."""
     found = {name: _version(name) for name in (*_usual, *_others)}
     return {name: version for name, version in found.items() if version is not None or name in _usual}
 
 
-@cache  # the metadata of a package is read and parsed each time
+@cache  # reading and parsing the metadata of a package takes milliseconds
 def _version(name: str) -> str | None:
+    """Return the version of a package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,9 +1,11 @@
-"""Stored files that carry their own checksum, so that damage is found when they are read.
+"""Checksums inside stored files, so that damage is found when they are read.
 
 Binary files (checkpoints, arrays) end with a line ``hardneg-sha256:<digest of all bytes before it>``: readers of .pt,
-.npz and .npy files ignore what follows their content. A file of such a kind without that line is damaged: its end was
-lost. JSON objects carry ``"checksum"``, and each line of a .jsonl file is such an object; a JSON file whose end was
-lost cannot be parsed, so one without a checksum is read as it is.
+.npz and .npy files ignore bytes after their content. If that line is missing, the end of the file was lost. JSON
+objects have a key ``"checksum"``, and each line of a .jsonl file is such an object. A truncated JSON file cannot be
+parsed, so one without a checksum is accepted as it is.
+
+Binary files: ``sealing`` and ``check_seal``. JSON: ``with_checksum`` and ``checked``, called by ``files``.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from typing import Any, BinaryIO
 from hardneg.core.errors import Damaged, FileError, warn_once
 
 _mark = b"\nhardneg-sha256:"
-_length = len(_mark) + 64 + 1
+_length = len(_mark) + 64 + 1  # with 64 hexadecimal digits and a newline
 CHECKSUM = "checksum"
 
 
 def sealing(write: Callable[[Any], object]) -> Callable[[BinaryIO], None]:
-    """A writer that appends the checksum, for ``write_atomically``; it reads back what ``write`` has written."""
+    """Return a writer for ``write_atomically`` that appends the checksum to the output of ``write``."""
 
     def write_and_seal(file: BinaryIO) -> None:
         write(file)
@@ -34,7 +36,7 @@ def sealing(write: Callable[[Any], object]) -> Callable[[BinaryIO], None]:
 
 
 def digest_of(path: Path, length: int | None = None) -> str:
-    """The sha256 of a file, or of its first ``length`` bytes."""
+    """Return the sha256 of a file, or of its first ``length`` bytes."""
     found, left = hashlib.sha256(), length if length is not None else path.stat().st_size
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(1 << 20, left))):
@@ -44,9 +46,14 @@ def digest_of(path: Path, length: int | None = None) -> str:
 
 
 def check_seal(path: Path, who: str, fix: str, *, required: bool = True) -> None:
-    """Raises ``Damaged`` if the file does not end with the checksum of its content.
+    """Raise ``Damaged`` unless the file ends with the checksum of its content.
 
-    ``required=False``: for a kind of file that others write too, whose own format must reveal a lost end.
+    Args:
+        path: The file.
+        who: Caller, for errors.
+        fix: Advice, for errors.
+        required: Whether a file without a checksum is damaged; False for formats that others write too and that reveal
+            a lost end themselves.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -60,7 +67,14 @@ def check_seal(path: Path, who: str, fix: str, *, required: bool = True) -> None
 
 
 def is_whole(path: Path, who: str, then: str, read: Callable[[Path], object]) -> bool:
-    """Whether a file is there, has its checksum and can be read; a damaged one is warned of, with what is done then."""
+    """Whether a file exists, has its checksum and can be read; warns about a damaged one.
+
+    Args:
+        path: The file.
+        who: Caller, for the warning.
+        then: What happens to a damaged file, for the warning.
+        read: Reads the file, and raises ``FileError`` if it cannot.
+    """
     if not path.exists():
         return False
     try:
@@ -73,19 +87,23 @@ def is_whole(path: Path, who: str, then: str, read: Callable[[Path], object]) ->
 
 
 def with_checksum(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the checksum of its JSON text; once, however often it is called."""
+    """Return the record with the checksum of its JSON text, replacing an earlier one."""
     rest = {name: value for name, value in record.items() if name != CHECKSUM}
     return {**rest, CHECKSUM: _checksum(rest)}
 
 
 def checked(record: Any, who: str, path: Path, fix: str) -> Any:
-    """The record without its checksum; raises ``Damaged`` if it has another one."""
+    """Return the record without its checksum.
+
+    Raises:
+        Damaged: If the checksum differs, or the key ``checksum`` itself was damaged.
+    """
     if not isinstance(record, dict) or not record:
         return record
     if CHECKSUM not in record:
         *names, last = record
-        if record[last] == _checksum({name: record[name] for name in names}):  # its name is what was damaged
-            raise Damaged(who, "an undamaged file", path, got=f"{last!r} is no {CHECKSUM!r}", fix=fix)
+        if record[last] == _checksum({name: record[name] for name in names}):  # the key of the checksum is damaged
+            raise Damaged(who, "an undamaged file", path, got=f"{last!r} instead of {CHECKSUM!r}", fix=fix)
         return record
     rest = {name: value for name, value in record.items() if name != CHECKSUM}
     if record[CHECKSUM] != _checksum(rest):
@@ -94,6 +112,6 @@ def checked(record: Any, who: str, path: Path, fix: str) -> Any:
 
 
 def _checksum(record: dict[str, Any]) -> str:
-    """Of the record as it is read back: names are text, NaN is null, a tuple is a list."""
+    """Return the checksum of a record as it will be read back: keys are text, NaN is null, a tuple is a list."""
     read_back = json.loads(json.dumps(record, default=str), parse_constant=lambda _: None)
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()[:16]

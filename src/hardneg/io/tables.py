@@ -1,5 +1,12 @@
-"""Tables and embeddings from disk: Parquet, JSON, CSV, TSV, TREC, Hugging Face data sets; npy, npz, safetensors; and
-folders of these. A table is a dict of columns, lists of equal length. Every error names the caller, ``who``.
+"""Read tables and embeddings from disk.
+
+Tables: Parquet, JSON, JSON lines, CSV, TSV, TREC files, saved Hugging Face data sets, folders of shards or images. A
+table is a dict of columns, lists of equal length. Embeddings: .npy, .npz, .safetensors, a column of a table, or folders
+of these.
+
+``read_table`` and ``read_vectors`` are the entries, for mining, audits and training; ``column_names`` looks into a
+table without reading it; ``aligned`` brings embeddings into the order of a table. Every error names the caller,
+``who``.
 """
 
 from __future__ import annotations
@@ -30,18 +37,35 @@ Table = dict[str, list[Any]]
 
 table_suffixes = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".qrels", ".run", ".trec")
 vector_suffixes = (".npy", ".npz", ".safetensors")
-_in_memory = 1 << 30  # bytes of embeddings in several files
-_unpacked_bytes, _unpacked_times = 1 << 28, 100  # text seldom packs to less than a twentieth
 image_suffixes = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_in_memory = 1 << 30  # bytes; more embeddings of several files are joined in a temporary file
+_unpacked_bytes, _unpacked_times = 1 << 28, 100  # limits of a gzip file; text seldom packs below a twentieth
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that determines the format, without a final ``.gz``."""
+    """Return the suffix that determines the format, in lower case and without a final ``.gz``.
+
+    >>> suffix_of(Path("corpus.JSONL.gz"))
+    '.jsonl'
+    """
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
 def read_table(path: str | Path, who: str = "mine") -> Table:
-    """The columns of a table, whatever its format; a folder is a saved data set, shards of a table, or images."""
+    """Read the columns of a table in any format.
+
+    Args:
+        path: A file, or a folder with a saved data set, shards of a table, or images.
+        who: Caller, for errors.
+
+    Returns:
+        Columns by name. A folder of images gives ``id``, ``image`` (paths) and ``label`` (subfolders).
+
+    Raises:
+        NoFile: If the path does not exist.
+        ArgumentError: If the format is unknown or there are no rows.
+        FileError: If the file is damaged or not of its format.
+    """
     path = Path(path)
     if not path.exists():
         raise NoFile(who, "a file or folder that exists", path)
@@ -62,7 +86,7 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
 
 
 def _suffix_by_content(path: Path, who: str) -> str:
-    """The format of a ``.txt`` file by its first line: TREC's qrels or run, or a table with tabs or commas."""
+    """Return the format of a ``.txt`` file by its first line: TREC's qrels or run, or a table with tabs or commas."""
     with open_text(path, who) as file:
         first = next((line for line in file if line.strip()), "")
     fields = first.split()
@@ -76,6 +100,7 @@ def _suffix_by_content(path: Path, who: str) -> str:
 
 
 def _is_number(text: str) -> bool:
+    """Whether a text is a number other than NaN."""
     try:
         return float(text) == float(text)
     except ValueError:
@@ -83,7 +108,7 @@ def _is_number(text: str) -> bool:
 
 
 def column_names(path: str | Path, who: str = "mine") -> list[str]:
-    """The names of the columns, without reading all of a large file where its format says them."""
+    """Return the names of the columns, without reading a large file if its format allows."""
     path = Path(path)
     if path.is_file() and suffix_of(path) == ".parquet":
         parquet = optional("pyarrow.parquet", "Parquet", extra="text")
@@ -102,7 +127,20 @@ def column_names(path: str | Path, who: str = "mine") -> list[str]:
 
 
 def read_vectors(path: str | Path, column: str | None = None, who: str = "mine") -> tuple[Tensor, list[Any] | None]:
-    """Embeddings [n, d] and, where the file has them, their ids. ``.npy`` stays on disk until its rows are needed."""
+    """Read embeddings and, if the file has them, their ids.
+
+    Args:
+        path: A file of embeddings, a table with a column of them, or a folder of such files.
+        column: Column or array of the embeddings; None takes the usual name or the only one there is.
+        who: Caller, for errors.
+
+    Returns:
+        Vectors [n, d] and ids [n] or None. ``.npy`` stays on disk until its rows are needed.
+
+    Raises:
+        NoFile: If the path does not exist.
+        ArgumentError: If there is no such column, or it holds no vectors.
+    """
     path = Path(path)
     if not path.exists():
         raise NoFile(who, "embeddings that exist", path)
@@ -130,13 +168,13 @@ def holds_vectors(path: str | Path) -> bool:
 
 
 def _files_of(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The files of a data set in shards, in the order of their names."""
+    """Return the files with these suffixes in a folder, sorted by name; hidden ones are skipped."""
     found = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
     return sorted(file for file in found if suffix_of(file) in suffixes)
 
 
 def _joined(folder: Path, column: str | None, who: str) -> tuple[Tensor, list[Any] | None]:
-    """The embeddings of all files of a folder as one; many of them in a temporary file instead of memory."""
+    """Return the embeddings of all files in a folder as one matrix, in a temporary file if they are large."""
     parts = [read_vectors(file, column, who) for file in _files_of(folder, vector_suffixes)]
     shapes = {(vectors.shape[1], vectors.dtype) for vectors, _ in parts}
     some_ids = {ids is None for _, ids in parts}
@@ -155,7 +193,7 @@ def _joined(folder: Path, column: str | None, who: str) -> tuple[Tensor, list[An
 
 
 def _empty(folder: Path, shape: tuple[int, int], dtype: Any, who: str) -> Any:
-    """An array to fill: a large one is a temporary file."""
+    """Return an array to fill, backed by a temporary file if it is large."""
     needed = shape[0] * shape[1] * dtype.itemsize
     if needed <= _in_memory:
         return np.empty(shape, dtype)
@@ -175,9 +213,19 @@ def aligned(
     *,
     skipped: Sequence[bool] = (),
 ) -> Tensor:
-    """The vectors in the order of the rows of a table: by id where their file has ids, by position where it has not.
+    """Return the vectors in the order of the rows of a table.
 
-    Rows that are ``skipped`` later need no vector: any stands in.
+    Args:
+        vectors: Vectors [n, d] of a file.
+        ids: Their ids; None if they are in the order of the table.
+        wanted: Ids of the rows of the table [m].
+        kind: Kind of the rows, such as "queries", for errors.
+        path: The file, for errors.
+        who: Caller, for errors.
+        skipped: Rows that will be skipped later [m] and need no vector; they get an arbitrary one.
+
+    Raises:
+        ArgumentError: If ids repeat, rows lack a vector, or there are no ids and the numbers of rows differ.
     """
     if ids is None:
         if len(vectors) != len(wanted):
@@ -197,35 +245,46 @@ def aligned(
 
 
 def _load_safetensors(path: Path, who: str) -> dict[str, Any]:
+    """Return the tensors of a safetensors file as arrays."""
     load = optional("safetensors.torch", "safetensors", extra="text").load_file
     with _whole("safetensors file", path, who):
         tensors = load(str(path))
-    # NumPy has no bfloat16; float32 holds each of its numbers.
+    # NumPy has no bfloat16; float32 represents all its values.
     return {name: (one.float() if one.dtype == torch.bfloat16 else one).numpy() for name, one in tensors.items()}
 
 
 def column_of_vectors(values: list[Any], where: str | Path, who: str = "mine") -> Tensor:
-    """A column of lists of numbers as one matrix."""
+    """Return a column of lists of numbers as a matrix [n, d] of float32.
+
+    Raises:
+        ArgumentError: If values are not lists of numbers, or their lengths differ.
+
+    Example:
+        >>> column_of_vectors([[1.0, 0.0], [0.0, 1.0]], "table.parquet").shape
+        torch.Size([2, 2])
+    """
     what = f"embeddings of one length in {where}"
     try:
         sizes = {len(value) for value in values}
     except TypeError:
-        raise ArgumentError(who, what, "values that are no lists") from None
+        raise ArgumentError(who, what, "values that are not lists") from None
     if len(sizes) != 1 or isinstance(values[0], str):
         raise ArgumentError(who, what, f"lengths {sorted(sizes)[:5]}")
     try:
         return _checked(np.asarray(values, dtype=np.float32), where, who)
     except (TypeError, ValueError, OverflowError):
-        raise ArgumentError(who, what, "values that are no numbers") from None
+        raise ArgumentError(who, what, "values that are not numbers") from None
 
 
 def _checked(array: Any, where: str | Path, who: str) -> Tensor:
+    """Return an array as vectors [n, d] after checking shape and type."""
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind != "f":  # [n, 0] may declare any n
         raise ArgumentError(who, f"embeddings [n, d] of floats in {where}", f"shape {array.shape} {array.dtype}")
     return as_vectors(array)
 
 
 def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> tuple[Tensor, list[Any] | None]:
+    """Return the array of embeddings of a file with several arrays, and its ids."""
     ids = arrays.pop("ids", None)
     names = [column] if column else [name for name in ("vectors", "embeddings", "embedding") if name in arrays]
     names = names or list(arrays)
@@ -238,14 +297,14 @@ def _named(arrays: dict[str, Any], path: Path, column: str | None, who: str) -> 
     if ids.shape != (len(vectors),) or ids.dtype.kind not in "iuU":
         raise ArgumentError(
             who,
-            (f"one id, a whole number or a text, for each of {len(vectors)} embeddings in {path}"),
+            f"one id (integer or text) for each of the {len(vectors)} embeddings in {path}",
             f"ids {ids.shape} {ids.dtype}",
         )
     return vectors, ids.tolist()
 
 
 class _Unpacked(gzip.GzipFile):
-    """A gzip file that ends with an error where a small file unpacks to far more than text does."""
+    """A gzip file that refuses to unpack a small file to far more than text does (a "zip bomb")."""
 
     def __init__(self, path: Path, who: str) -> None:
         super().__init__(path, "rb")
@@ -253,6 +312,7 @@ class _Unpacked(gzip.GzipFile):
         self.most = min(max(_unpacked_bytes, _unpacked_times * path.stat().st_size), memory_bytes())
 
     def read(self, size: int | None = -1) -> bytes:
+        """Read and unpack up to ``size`` bytes."""
         left = max(self.most + 1 - self.tell(), 1)
         content = super().read(left if size is None or size < 0 else min(size, left))
         if self.tell() > self.most:
@@ -261,21 +321,22 @@ class _Unpacked(gzip.GzipFile):
         return content
 
     def read1(self, size: int = -1) -> bytes:
+        """Read and unpack a block."""
         return self.read(1 << 16 if size < 0 else size)
 
 
 @contextmanager
 def _whole(kind: str, path: Path, who: str, got: str = "which is damaged or of another kind") -> Iterator[None]:
-    """Whatever another library raises for damaged files, and Python for files that name other things, as one error."""
+    """Turn whatever another library raises for a damaged file into FileError."""
     try:
         yield
     except Exception as error:
-        raise FileError(who, f"a whole {kind}", path, got) from error
+        raise FileError(who, f"an undamaged {kind}", path, got) from error
 
 
 @contextmanager
 def open_text(path: Path, who: str) -> Iterator[IO[str]]:
-    """A text file, packed or not; without the byte order mark that Excel writes."""
+    """Open a UTF-8 text file, packed or not, without the byte order mark that Excel writes."""
     binary: Any = _Unpacked(path, who) if path.suffix.lower() == ".gz" else path.open("rb")
     with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
         try:
@@ -284,10 +345,11 @@ def open_text(path: Path, who: str) -> Iterator[IO[str]]:
             got = f"{error.reason} at byte {error.start}"
             raise FileError(who, "text in UTF-8", path, got, "save it as UTF-8") from None
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise FileError(who, "a whole gzip file", path, f"which is damaged: {error}") from None
+            raise FileError(who, "an undamaged gzip file", path, f"which is damaged: {error}") from None
 
 
 def _read_lines(path: Path, who: str) -> Table:
+    """Read one JSON object per line."""
     rows = []
     what = "one JSON object in each line"
     with open_text(path, who) as file:
@@ -298,8 +360,8 @@ def _read_lines(path: Path, who: str) -> Table:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 place = f"line {number}, character {error.pos + 1}"
-                raise FileError(who, what, path, f"which is no JSON at {place}") from None
-            except (ValueError, RecursionError):  # a number of too many digits, brackets within brackets
+                raise FileError(who, what, path, f"which is not JSON at {place}") from None
+            except (ValueError, RecursionError):  # a number with too many digits, or extreme nesting
                 raise FileError(who, what, path, f"which Python cannot read in line {number}") from None
             if not isinstance(row, dict):
                 raise FileError(who, what, path, f"line {number}: {line[:40]!r}")
@@ -308,30 +370,31 @@ def _read_lines(path: Path, who: str) -> Table:
 
 
 def _read_json(path: Path, who: str) -> Table:
-    """Lines of objects, or one array of them."""
+    """Read one array of JSON objects, or one object per line."""
     with open_text(path, who) as file:
         while (start := file.read(1)).isspace():
             pass
     if start != "[":
         return _read_lines(path, who)
     with open_text(path, who) as file:
-        text = file.read()  # not where errors of JSON are caught: those of the text have a reason of their own
+        text = file.read()  # outside of the try below: errors of decoding have their own reason
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):
-        raise FileError(who, "an array of JSON objects", path, "which is no JSON") from None
+        raise FileError(who, "an array of JSON objects", path, "which is not JSON") from None
     if not all(isinstance(row, dict) for row in rows):
-        raise FileError(who, "an array of JSON objects", path, "which holds something else")
+        raise FileError(who, "an array of JSON objects", path, "which contains other values")
     return _as_columns(rows)
 
 
 def _as_columns(rows: list[dict[str, Any]]) -> Table:
+    """Return rows as columns; missing keys become None."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _read_trec(path: Path, who: str) -> Table:
-    """TREC's qrels (query, 0, document, grade) and runs (query, Q0, document, rank, score, tag), without a header."""
+    """Read TREC's qrels (query, 0, document, grade) or a run (query, Q0, document, rank, score, tag)."""
     names = {4: ("query_id", None, "doc_id", "relevance"), 6: ("query_id", None, "doc_id", "rank", "score", None)}
     columns: dict[str, list[Any]] = {}
     width = 0
@@ -349,6 +412,7 @@ def _read_trec(path: Path, who: str) -> Table:
 
 
 def _read_csv(path: Path, delimiter: str, who: str) -> Table:
+    """Read CSV or TSV."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with open_text(path, who) as file:
         reader = csv.reader(
@@ -361,10 +425,11 @@ def _read_csv(path: Path, delimiter: str, who: str) -> Table:
 
 
 def _columns_of(reader: Any, path: Path, who: str) -> Table:
+    """Return the rows of a CSV reader as columns."""
     header: list[str] = next(reader, [])
     if len(set(header)) != len(header):
         fix = "add a first line with the names of the columns if there is none"
-        raise ArgumentError(who, "different names of columns in the first line", f"{header} in {path}", fix)
+        raise ArgumentError(who, "distinct column names in the first line", f"{header} in {path}", fix)
     columns: list[list[Any]] = [[] for _ in header]
     for row in reader:
         if not row:  # an empty line
@@ -379,6 +444,7 @@ def _columns_of(reader: Any, path: Path, who: str) -> Table:
 
 
 def _read_parquet(path: Path, who: str) -> Table:
+    """Read a Parquet file or a folder partitioned by the values of a column."""
     parquet = optional("pyarrow.parquet", "Parquet", extra="text")
     with _whole("Parquet file", path, who):
         table = parquet.read_table(path)
@@ -386,15 +452,17 @@ def _read_parquet(path: Path, who: str) -> Table:
 
 
 def _read_shards(path: Path, shards: list[Path], who: str) -> Table:
+    """Read the files of a folder as one table."""
     tables = [read_table(file, who) for file in shards]
     names = list(tables[0])
     for file, table in zip(shards, tables, strict=True):
         if set(table) != set(names):
-            raise FileError(who, f"files of the same columns in {path}", file, f"which has {sorted(table)}")
+            raise FileError(who, f"files with the same columns in {path}", file, f"which has {sorted(table)}")
     return {name: [value for table in tables for value in table[name]] for name in names}
 
 
 def _read_folder(path: Path, who: str) -> Table:
+    """Read a folder: a saved data set, shards of a table, or images by class."""
     if (path / "dataset_dict.json").exists():
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
         fix = f"give the folder of one: {path / splits[0]}" if splits else None
@@ -406,11 +474,11 @@ def _read_folder(path: Path, who: str) -> Table:
             return {name: list(dataset[name]) for name in dataset.column_names}
     if shards := _files_of(path, table_suffixes):
         return _read_shards(path, shards, who)
-    if any(path.rglob("*.parquet")):  # in folders by the values of a column
+    if any(path.rglob("*.parquet")):  # partitioned: one folder for each value of a column
         return _read_parquet(path, who)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
-        raise ArgumentError(who, "a saved data set, files of a table or images", f"{path} with none")
+        raise ArgumentError(who, "a saved data set, files of a table or images", f"{path}, which has none")
     names = [str(file.relative_to(path)) for file in files]
     groups = [str(Path(name).parent) for name in names]
     return {"id": names, "image": [str(file) for file in files], "label": groups}

@@ -1,4 +1,4 @@
-"""The console that all output to a terminal goes through."""
+"""The console through which all output to a terminal goes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hardneg.core.text import printable_lines
 
 
 class Terminal(Console):
-    r"""A console of rich that escapes the control characters in what it is given, whoever wrote them.
+    r"""A rich console that escapes control characters in the printed content.
 
-    Ids, texts and names come from the files of others: none of them may move the cursor, clear the screen or hide what
-    follows. The codes that rich itself writes, for colours and bars, are added afterwards.
+    Ids, texts and names come from other people's files: none of them may move the cursor, clear the screen or hide
+    text. The codes that rich itself writes, for colours and bars, are kept.
 
     >>> terminal = Terminal(width=40)
     >>> with terminal.capture() as shown:
@@ -25,5 +25,6 @@ class Terminal(Console):
     """
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
+        """Render as rich does, with control characters of the content escaped."""
         for segment in super().render(*args, **options):
             yield segment if segment.control else segment._replace(text=printable_lines(segment.text))

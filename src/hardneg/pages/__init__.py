@@ -1,1 +1,5 @@
-"""HTML pages and SVG charts, shared by audits and reports."""
+"""HTML pages and SVG charts, shared by audits and reports.
+
+``render`` fills the templates, ``charts`` draws figures as inline SVG, ``graph_drawing`` draws small graphs and
+thumbnails of images. Pages have no scripts and load nothing.
+"""

@@ -1,4 +1,4 @@
-"""A small graph inside a page: an SVG as a data URI, its nodes placed by springs."""
+"""Pictures of single items for a page, as data URIs: small graphs as SVG, and thumbnails of images as PNG."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from torch import Tensor
 
 from hardneg.core.errors import optional
 
-SIDE, MARGIN = 48.0, 3.0
-MOST_NODES, MOST_EDGES = 80, 400
+SIDE, MARGIN = 48.0, 3.0  # of the drawing, in pixels
+MOST_NODES, MOST_EDGES = 80, 400  # larger graphs are illegible at this size
 COLOURS = ("#3b6ea5", "#c8553d", "#5b8c5a", "#8a6fb0", "#c49a3a", "#4d9da8", "#7a7a7a")
-"""Of the kinds of nodes; those after the last one share its colour."""
+"""Colours of the kinds of nodes; all further kinds share the last one."""
 
 
 def graph_drawing(edges: NDArray[np.int64], kinds: Sequence[int]) -> str | None:
-    """Edges [2, m] between nodes of these kinds; None for a graph that is too large to be seen at this size."""
+    """Draw a small graph as an SVG in a data URI.
+
+    Args:
+        edges: Pairs of nodes [2, m].
+        kinds: Kind of each node, which chooses its colour.
+
+    Returns:
+        The data URI, or None if the graph is too large to be legible at this size.
+    """
     if len(kinds) > MOST_NODES or edges.shape[1] > MOST_EDGES:
         return None
     place = _placed(edges, len(kinds))
@@ -41,7 +49,10 @@ def graph_drawing(edges: NDArray[np.int64], kinds: Sequence[int]) -> str | None:
 
 
 def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-    """Fruchterman and Reingold (1991) from a circle: edges pull, all nodes push; the same for the same graph."""
+    """Place the nodes [n, 2] by the method of Fruchterman and Reingold (1991), starting from a circle.
+
+    Edges pull and all nodes push. There is no randomness: the same graph is always drawn the same.
+    """
     angle = 2 * np.pi * np.arange(n) / max(n, 1)
     place = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     linked = np.zeros((n, n), dtype=bool)
@@ -51,7 +62,7 @@ def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         apart = place[:, None] - place[None]
         distance = np.maximum(np.linalg.norm(apart, axis=2), 1e-3)
         force = length**2 / distance**2 - np.where(linked, distance / length, 0.0)
-        step = (apart * force[:, :, None]).sum(1) - 0.3 * place  # and all towards the middle, so that pieces stay near
+        step = (apart * force[:, :, None]).sum(1) - 0.3 * place  # the middle attracts, so components stay close
         size = np.maximum(np.linalg.norm(step, axis=1, keepdims=True), 1e-9)
         place = place + step / size * np.minimum(size, heat)
     middle, wide = (place.min(0) + place.max(0)) / 2, max(float(np.ptp(place, axis=0).max()), 1e-9)
@@ -60,7 +71,12 @@ def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:
 
 
 def thumbnail(image: Annotated[Tensor, "c h w"], longest: int = 48) -> str:
-    """The image (uint8, grey or RGB) as PNG, at most ``longest`` pixels a side; smaller ones keep every pixel."""
+    """Return an image as a PNG in a data URI.
+
+    Args:
+        image: Grey or RGB image of uint8 [c, h, w].
+        longest: Longest side in pixels; smaller images are not enlarged.
+    """
     pillow = optional("PIL.Image", "report", extra="report")
     pixels = image.permute(1, 2, 0).cpu().numpy()
     picture = pillow.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)

@@ -1,6 +1,7 @@
-"""Templates to pages: one self-contained HTML file, light and dark, desktop and phone, nothing fetched.
+"""Render templates into pages: one self-contained HTML file, light and dark, desktop and phone, that loads nothing.
 
-Whatever a template prints is escaped, unless it is Markup, which only the charts and templates of this package make.
+Everything that a template prints is escaped, except for Markup, which only the charts and templates of this package
+create. ``render`` is called by ``auditing.page`` and by the reports; ``write_page`` writes the result.
 """
 
 from __future__ import annotations
@@ -23,22 +24,29 @@ from hardneg.io.files import run_again, write_atomically
 from hardneg.io.outputs import is_sealed_page, sealed_page
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
-"""No script runs, nothing is loaded, no form is sent, and no base changes where links lead."""
+"""Content security policy: no scripts, no requests, no forms, and no base that redirects links."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template, with the policy and the style sheet."""
+    """Return the page of a template, with the security policy and the style sheet.
+
+    Args:
+        template: File in ``pages/templates``.
+        **values: Variables of the template; a missing one is an error.
+    """
     found = _environment().get_template(template)
     return found.render(policy=Markup(POLICY), style=style(), **values)
 
 
 @cache
 def style() -> Markup:
+    """Return the style sheet."""
     return Markup((files("hardneg.pages") / "style.css").read_text("utf-8"))
 
 
 @cache
 def _environment() -> Environment:
+    """Return the Jinja environment with autoescape and strict variables."""
     return Environment(
         loader=PackageLoader("hardneg.pages"),
         autoescape=True,
@@ -50,20 +58,30 @@ def _environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Invisible characters, and those that turn the direction of writing, are shown as escapes."""
+    """Show invisible characters, and those that change the direction of text, as escapes."""
     return value if isinstance(value, Markup) else printable(value)
 
 
 def write_page(path: Path, text: str, who: str, *, overwrite: bool = False) -> None:
-    """Writes the page whole or not at all; never over a file that hardneg has not written, unless ``overwrite``."""
+    """Write a page atomically.
+
+    Args:
+        path: The file.
+        text: The HTML.
+        who: Caller, for errors.
+        overwrite: Whether a file that hardneg has not written may be replaced.
+
+    Raises:
+        FileError: If there is such a file.
+    """
     if path.is_file() and not overwrite and not is_sealed_page(path):
         fix = "use another --out, or --overwrite"
-        raise FileError(who, "a new file or an earlier page of its own", path, "which is neither", fix)
+        raise FileError(who, "a new file, or a page that it wrote earlier,", path, "which is neither", fix)
     write_atomically(path, lambda stream: stream.write(sealed_page(text).encode()), run_again)
 
 
 def csv_link(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as a data URI of CSV; text that a spreadsheet would take for a formula is quoted."""
+    """Return a table as a data URI of CSV; text that a spreadsheet would run as a formula is quoted."""
     text = StringIO()
     writer = csv.writer(text)
     writer.writerow(head)
@@ -72,4 +90,5 @@ def csv_link(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    """Quote text that starts like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

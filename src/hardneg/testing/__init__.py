@@ -1,7 +1,10 @@
-"""The conformance suite: what every distribution of negatives must do, for the ones here and for yours.
+"""The conformance suite: checks that every distribution of negatives must pass, built-in or your own.
 
-from hardneg.testing import check_negatives
-check_negatives(MyNegatives)
+    from hardneg.testing import check_negatives
+    check_negatives(MyNegatives)
+
+``rules`` has one function per check, ``mining`` the one that needs the miner, and ``examples`` the scores and pairings
+to try a distribution on, which are useful in tests of your own too.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from hardneg.testing.rules import rules_of_weights as rules_of_weights
 
 
 def check_negatives(negatives: Negatives | type[Negatives], *, compile: bool = True) -> None:
-    """Raises AssertionError, with a sentence that says what to fix, unless the distribution keeps every rule.
+    """Raise AssertionError, with the fix, unless the distribution passes every check.
 
-    A class is checked over its ``examples``, or its default construction where it has none; an instance as it is. Its
-    schedules are taken at step 0 of 10. ``compile=False`` leaves out torch.compile, which takes most of the time and
-    resets torch's compiler.
+    Args:
+        negatives: A class, which is checked with its ``examples`` or else its default construction; or one instance.
+            Schedules are evaluated at step 0 of 10.
+        compile: Whether to check torch.compile too, which takes most of the time and resets torch's compiler.
 
-    >>> from hardneg import Tilt
-    >>> check_negatives(Tilt, compile=False)
+    Example:
+        >>> from hardneg import Tilt
+        >>> check_negatives(Tilt, compile=False)
     """
     for each in [negatives] if isinstance(negatives, Negatives) else _examples(negatives):
         for rule in rules_of_text:
@@ -35,21 +40,24 @@ def check_negatives(negatives: Negatives | type[Negatives], *, compile: bool = T
 
 
 def _examples(cls: type[Negatives]) -> list[Negatives]:
+    """Return the instances to check for a class."""
     try:
         return [parse(text) for text in cls.examples] or [cls()]
     except Exception as error:
         raise AssertionError(
-            f"{cls.__name__} cannot be built ({error}); give every field a default, or list calls of the grammar in "
+            f"{cls.__name__} cannot be constructed ({error}); give every field a default, or list expressions in "
             f"examples: ClassVar = ('{cls.__name__}(...)',)."
         ) from error
 
 
 def _apply(rule: Check, negatives: Negatives) -> None:
+    """Raise AssertionError if the check fails or raises."""
     try:
         problem = rule(negatives)
     except Exception as error:
+        what = (rule.__doc__ or rule.__name__).partition("\n")[0]
         raise AssertionError(
-            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The rule: {rule.__doc__}"
+            f"{type(negatives).__name__} raises {type(error).__name__} ({error}). The check: {what}"
         ) from error
     if problem:
         raise AssertionError(f"{negatives!r} {problem}.")

@@ -1,4 +1,4 @@
-"""The rule of mining: what is mined by blocks and by shards is what whole rows give."""
+"""The check of mining: blocks and shards give the same negatives as whole rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from hardneg.negatives import Negatives
 from hardneg.search.draws import gumbel_order
 from hardneg.search.topk import top_of_rows
 
+# Sizes that the blocks do not divide.
 _QUERIES, _CORPUS, _K, _TEMPERATURE = 12, 60, 5, 0.5
 
 
 def mines_as_whole_rows(negatives: Negatives) -> str | None:
-    """Mining by blocks and by shards takes what whole rows give, ties included; so do seeded draws."""
+    """Mining by blocks and by shards gives the negatives of whole rows, ties included, also for seeded draws.
+
+    The miner reads the corpus in blocks and may skip blocks by the bounds that a distribution declares; a wrong bound
+    loses negatives. Distributions that depend on a batch or on sources are not checked.
+    """
     if negatives.batch_scope or "source" in negatives.reads():
-        return None  # mining has no batch, and a corpus is one source
+        return None  # mining has no batch, and its corpus is a single source
     pairing = make_mining()
     queries, corpus, guide = pairing.anchors, pairing.candidates[0], pairing.guide
     assert guide is not None
@@ -37,16 +42,16 @@ def mines_as_whole_rows(negatives: Negatives) -> str | None:
             if not torch.equal(found.rows, right):
                 where = "shards" if search.shards > 1 else "blocks"
                 return (
-                    f"is mined otherwise by {where} than from whole rows (draw={draw!r}); leave shown() and monotone "
-                    "as they are unless they hold for every row, and removes = True if it can remove a candidate"
+                    f"gives other negatives by {where} than from whole rows (draw={draw!r}); do not override shown() "
+                    "and monotone unless they hold for every row, and set removes = True if it can remove a candidate"
                 )
     return None
 
 
 def make_mining() -> Pairing:
-    """Queries with one or two positives each against a corpus with duplicates, labels, clusters and a guide.
+    """Return queries with one or two positives each and a corpus with duplicates, labels, clusters and a guide.
 
-    Products of the vectors are exact, so that equal similarities are equal however they were computed.
+    Vectors are multiples of 1/4, so dot products are exact and ties stay ties however they are computed.
     """
     random = torch.Generator().manual_seed(0)
 
@@ -67,6 +72,7 @@ def make_mining() -> Pairing:
 
 
 def _from_whole_rows(negatives: Negatives, pairing: Pairing, draw: str) -> Tensor:
+    """Return the negatives chosen from the dense scores, as the reference."""
     scores = dense(pairing)
     log_w = negatives.log_weights(scores)
     if draw == "gumbel":

@@ -1,4 +1,8 @@
-"""The rules that every distribution keeps, each a function that gives None or says what to fix."""
+"""The checks of the conformance suite: one function per property, which returns None or the problem and its fix.
+
+The first line of each docstring is the property; it is shown if a distribution raises an exception. The tuples
+``rules_of_text`` and ``rules_of_weights`` list all checks, for ``check_negatives`` and for parametrized tests.
+"""
 
 from __future__ import annotations
 
@@ -19,95 +23,129 @@ from hardneg.testing.examples import make_pairing, make_scores, take_columns, ta
 from hardneg.testing.mining import mines_as_whole_rows
 
 Violation = str | None
+"""What is wrong and how to fix it, to follow the name of the distribution; None if the check passes."""
 Check = Callable[[Negatives], Violation]
+"""A property of every distribution."""
+
+_what_to_write = (
+    "declare the property of the row that it needs, def bounds(self): return {'closest': Largest(lambda tile: "
+    "tile.s)}, and read tile.bound['closest'], [r, 1] (docs/extend.md)"
+)
 
 
 def reads_back(negatives: Negatives) -> Violation:
-    """parse(repr(q)) == q: a @dataclass(frozen=True, repr=False) of numbers and names, unless textual = False."""
+    """parse(repr(q)) == q: use @dataclass(frozen=True, repr=False) with numbers and names, or set textual = False.
+
+    Run records, manifests and checkpoints store distributions as text and restore them from it.
+    """
     if not all(factor.textual for factor in negatives.factors):
         return None
     again = parse(repr(negatives))
-    return None if again == negatives else f"reads back as {again!r}, which is not equal; leave eq to the dataclass"
+    return None if again == negatives else f"is parsed as {again!r}, which is not equal; leave eq to the dataclass"
 
 
 def evaluates_schedules(negatives: Negatives) -> Violation:
-    """.at(step, total) gives the distribution with numbers for its schedules; do not override it."""
+    """.at(step, total) returns the distribution with numbers instead of schedules; do not override it.
+
+    Losses call it at every step; schedules are evaluated nowhere else.
+    """
     now = negatives.at(0, 10)
     if isinstance(now, Negatives) and not now.schedules():
         return None
-    return f"gives {now!r} for .at(0, 10), which still has schedules; do not override at()"
+    return f"returns {now!r} for .at(0, 10), which still has schedules; do not override at()"
 
 
 def has_shape_and_dtype(negatives: Negatives) -> Violation:
-    """log_weights is [b, n] in the dtype of the scores, for shared candidates and for private ones."""
+    """log_weights is [b, n] in the dtype of the scores, for shared and for private candidates.
+
+    Shared candidates have tags [1, n] and private ones [b, n]. Another dtype would change that of the loss.
+    """
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for private in (False, True):
             scores = make_scores(dtype, private=private)
             log_w = negatives.log_weights(scores)
             if log_w.shape != scores.valid.shape:
                 return (
-                    f"gives shape {tuple(log_w.shape)} for scores {tuple(scores.valid.shape)}; the tags of shared "
+                    f"returns shape {tuple(log_w.shape)} for scores {tuple(scores.valid.shape)}; the tags of shared "
                     "candidates are [1, n], so end with .expand_as(scores.valid)"
                 )
             if log_w.dtype != scores.candidates.dtype:
                 return (
-                    f"gives {log_w.dtype} for scores of {scores.candidates.dtype}; make new tensors with "
+                    f"returns {log_w.dtype} for scores of {scores.candidates.dtype}; create tensors with "
                     "scores.candidates.new_zeros(...)"
                 )
     return None
 
 
 def never_takes_invalid(negatives: Negatives) -> Violation:
-    """A candidate that is not valid has the log-weight NEVER."""
+    """A candidate that is not valid has the log-weight NEVER.
+
+    Candidates are invalid because they are the anchor itself, a positive, padding, or because a factor removed them.
+    """
     scores = make_scores()
-    scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # for more reasons than its id
+    scores = scores.narrowed(torch.arange(scores.valid.shape[1]) % 3 != 0)  # invalid for other reasons than ids too
     if (negatives.log_weights(scores)[~scores.valid] == NEVER).all():
         return None
     return "gives weight to invalid candidates; end with .masked_fill(~scores.valid, NEVER)"
 
 
 def is_a_function(negatives: Negatives) -> Violation:
-    """The same scores give the same log-weights, and stay as they are."""
+    """The same scores give the same log-weights and are not modified.
+
+    Randomness belongs to ``hardneg.draw``, which samples from the weights with keys that reproduce on every machine.
+    """
     scores = make_scores()
     first = negatives.log_weights(scores)
     if not torch.equal(scores.candidates, make_scores().candidates):
-        return "writes into the scores; use operations without a trailing _, such as masked_fill"
+        return "modifies the scores; use operations without a trailing _, such as masked_fill"
     if not torch.allclose(first, negatives.log_weights(scores), rtol=0.0, atol=0.0, equal_nan=True):
-        return "gives two different answers to the same scores; give the weights, and let hardneg.draw draw from them"
+        return "gives different weights for the same scores; return weights, and let hardneg.draw sample from them"
     return None
 
 
 def has_sound_values(negatives: Negatives) -> Violation:
-    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER."""
+    """A log-weight is finite or NEVER; with masks = True it is 0 or NEVER.
+
+    ``masks`` lets kernels skip the weights and keep only the support.
+    """
     log_w = negatives.log_weights(make_scores())
     if (torch.isnan(log_w) | (log_w == torch.inf)).any():
         return "gives NaN or +inf for finite scores; a log-weight is finite or NEVER, which is -inf"
     if all(factor.masks for factor in negatives.factors) and (log_w[log_w != NEVER] != 0).any():
-        return "says masks = True but weighs what it keeps; give 0 or NEVER, or leave masks = False"
+        return "has masks = True but weighs the remaining candidates; return 0 or NEVER, or leave masks = False"
     return None
 
 
 def ignores_order_of_anchors(negatives: Negatives) -> Violation:
-    """Permuting the anchors permutes the rows."""
+    """Permuting the anchors permutes the rows of the weights.
+
+    Batches are split over ranks and chunks, so a row number means nothing.
+    """
     scores = make_scores(private=True)
     order = torch.tensor([3, 5, 0, 4, 1, 2])
     plain, permuted = negatives.log_weights(scores), negatives.log_weights(take_rows(scores, order))
     if _close(_log_q(plain)[order], _log_q(permuted)):
         return None
-    return "gives an anchor other weights when the anchors change places; use its tags, not its row number"
+    return "depends on the order of the anchors; use their tags, not their row numbers"
 
 
 def ignores_order_of_candidates(negatives: Negatives) -> Violation:
-    """Permuting the candidates changes neither the loss nor the kept scores."""
+    """Permuting the candidates changes neither the loss nor the chosen scores.
+
+    Twins with equal scores may change places, so the chosen scores are compared and not the columns.
+    """
     scores = make_scores()
     order = torch.randperm(scores.valid.shape[1], generator=torch.Generator().manual_seed(1))
     if _same_choice(negatives, scores, take_columns(scores, order)):
         return None
-    return "chooses others when the candidates change places; use scores and tags, not column numbers"
+    return "depends on the order of the candidates; use scores and tags, not column numbers"
 
 
 def ignores_invalid(negatives: Negatives) -> Violation:
-    """Invalid candidates change nothing, whatever their scores."""
+    """Invalid candidates change nothing, whatever their scores.
+
+    Three are added, two of them with extreme scores.
+    """
     scores = make_scores()
     n = scores.valid.shape[1]
     more = take_columns(scores, torch.tensor([0, n - 1, n // 2, *range(n)]))
@@ -120,40 +158,52 @@ def ignores_invalid(negatives: Negatives) -> Violation:
 
 
 def survives_empty_row(negatives: Negatives) -> Violation:
-    """An anchor without a valid candidate costs nothing and has a zero gradient."""
+    """An anchor without valid candidates has loss 0 and gradient 0.
+
+    A NaN in a branch that torch.where discards still makes the gradient NaN, so the gradient is checked too.
+    """
     scores = make_scores().narrowed(torch.arange(6)[:, None] != 2)
     inputs = _leaves(scores)
     losses = _losses(negatives, replace(scores, positives=inputs[0], candidates=inputs[1]))
     if not (losses[2] == 0).all():
-        return f"costs {losses[2].tolist()} for an anchor without candidates; give NEVER in the whole row"
+        return f"has loss {losses[2].tolist()} for an anchor without candidates; return NEVER in the whole row"
     gradients = torch.autograd.grad(losses.sum(), inputs)
     if all(bool(torch.isfinite(g).all()) and bool((g[2] == 0).all()) for g in gradients):
         return None
     return (
-        "gives an anchor without candidates a gradient that is not zero; put a harmless number into the row with "
+        "gives an anchor without candidates a gradient that is not zero; fill the row with a harmless number by "
         "torch.where before a division, a softmax or a log, not after it"
     )
 
 
 def survives_no_candidates(negatives: Negatives) -> Violation:
-    """Scores [b, 0] cost nothing; a maximum of nothing needs a case of its own."""
+    """Scores [b, 0] give loss 0; the maximum of an empty row needs a separate case.
+
+    Such scores come from an empty bank or pool.
+    """
     losses = _losses(negatives, take_columns(make_scores(), torch.tensor([], dtype=torch.long)))
-    return None if (losses == 0).all() else "has a cost without any candidate, for scores [b, 0]"
+    return None if (losses == 0).all() else "has a nonzero loss without any candidate, for scores [b, 0]"
 
 
 def shows_nan(negatives: Negatives) -> Violation:
-    """NaN in a valid supported candidate gives a NaN loss, never a finite one."""
+    """NaN in a valid candidate with weight gives a NaN loss, never a finite one.
+
+    All comparisons with NaN are false, so a mask can drop it silently and hide a diverged model.
+    """
     scores = make_scores()
     supported = negatives.log_weights(scores) != NEVER
     for poisoned in (supported, supported & (supported.cumsum(-1) == 1)):
         losses = _losses(negatives, replace(scores, candidates=scores.candidates.masked_fill(poisoned, torch.nan)))
         if not torch.isnan(losses[poisoned.any(-1)[:, None] & scores.positive_valid]).all():
-            return "hides NaN in a candidate's score; ask who is outside, ~(score < limit), not score >= limit"
+            return "hides NaN in a candidate's score; exclude with ~(score < limit), not with score >= limit"
     return None
 
 
 def agrees_in_low_precision(negatives: Negatives) -> Violation:
-    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors of bfloat16."""
+    """float32 agrees with float64 on the same scores at temperature 0.01, also for vectors in bfloat16.
+
+    Scores reach 100 there, where exp overflows in float32.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         scores = make_scores(dtype, temperature=0.01)
         wide = replace(scores, positives=scores.positives.double(), candidates=scores.candidates.double())
@@ -166,28 +216,35 @@ def agrees_in_low_precision(negatives: Negatives) -> Violation:
 
 
 def composes(negatives: Negatives) -> Violation:
-    """OtherLabel() * q and q * OtherLabel() have a finite loss."""
+    """OtherLabel() * q and q * OtherLabel() have a finite loss.
+
+    The other factor leaves some anchors with one candidate or none.
+    """
     scores = make_scores()
     other, row = scores.valid & ~scores.same_label("check_negatives"), torch.arange(6)[:, None]
-    few = (row > 1) | ~other | (row == 0) & (other.cumsum(-1) == 1)  # OtherLabel leaves anchor 0 one, anchor 1 none
+    # OtherLabel leaves one candidate to anchor 0 and none to anchor 1.
+    few = (row > 1) | ~other | (row == 0) & (other.cumsum(-1) == 1)
     for product in (OtherLabel() * negatives, Product((*negatives.factors, OtherLabel()))):
         if not torch.isfinite(_losses(product, scores.narrowed(few))).all():
             return (
                 f"has a loss that is not finite in {product!r}, where anchors are left with one candidate or none; "
-                "look for a division by a count or by a spread"
+                "check divisions by a count or a standard deviation"
             )
     return None
 
 
 def compiles(negatives: Negatives) -> Violation:
-    """torch.compile(fullgraph=True) takes it: no .item(), no if on the values of a tensor, no loop over rows."""
+    """torch.compile(fullgraph=True) works: no .item(), no if on values of a tensor, no loop over rows.
+
+    The compiled loss and its gradients must equal the eager ones.
+    """
 
     def loss(positives: Tensor, candidates: Tensor) -> PairLosses:
         return _losses(negatives, replace(scores, positives=positives, candidates=candidates))
 
     scores = make_scores()
     inputs = _leaves(scores)
-    torch.compiler.reset()  # every distribution is compiled inside this one function, whose cache is limited
+    torch.compiler.reset()  # all distributions are compiled in this one function, whose cache is limited
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs)
     eager = loss(*inputs)
     gradients = [torch.autograd.grad(losses.sum(), inputs) for losses in (eager, compiled)]
@@ -197,13 +254,16 @@ def compiles(negatives: Negatives) -> Violation:
 
 
 def works_in_tiles(negatives: Negatives) -> Violation:
-    """A weight comes from its pair and from declared bounds of its row: any split into tiles is the same."""
+    """A weight depends on its pair and on declared bounds of its row: any split into tiles is the same.
+
+    Large pools and mining never hold whole rows. Scores are rounded so that ties occur at the edges of tiles.
+    """
     scores = make_scores()
-    scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # with ties
+    scores = scores.changed(candidates=(scores.candidates * 4).round() / 4)  # makes ties
     whole = negatives.log_weights(scores)
     n = whole.shape[1]
     if not negatives.pointwise:
-        return None  # declares_what_it_needs
+        return None  # checked by declares_what_it_needs
     for edges in ((0, 5, 6, n), (0, n), (0, *range(1, n + 1)), (0, 0, n, n)):
         tiled = weights_by_tiles(negatives, scores, edges)
         if not torch.equal(whole == NEVER, tiled == NEVER) or not _close(_log_q(whole), _log_q(tiled)):
@@ -215,7 +275,10 @@ def works_in_tiles(negatives: Negatives) -> Violation:
 
 
 def declares_what_it_needs(negatives: Negatives) -> Violation:
-    """A class with log_weights(scores) alone weighs each candidate by itself, or says ranks = True."""
+    """A class with log_weights(scores) alone weighs each candidate by itself, or declares ranks = True.
+
+    Every second candidate is removed; the weights of the others must not change.
+    """
     if negatives.pointwise or any(factor.looks_around for factor in negatives.factors):
         return None
     scores = make_scores()
@@ -224,19 +287,16 @@ def declares_what_it_needs(negatives: Negatives) -> Violation:
     if _close(whole[:, some], negatives.log_weights(take_columns(scores, some))):
         return None
     return (
-        "weighs a candidate by the other candidates of its row and does not declare it; write log_weight(tile) in "
-        f"place of log_weights(scores): {_what_to_write}"
+        "weighs a candidate by the other candidates of its row without declaring it; write log_weight(tile) instead "
+        f"of log_weights(scores): {_what_to_write}"
     )
 
 
-_what_to_write = (
-    "declare what it must know of a row, def bounds(self): return {'closest': Largest(lambda tile: tile.s)}, and read "
-    "tile.bound['closest'], [r, 1] (docs/extend.md)"
-)
-
-
 def streams(negatives: Negatives) -> Violation:
-    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates."""
+    """The streamed loss has the value and the gradient of the dense one, for shared and private candidates.
+
+    Gradients are compared with respect to anchors and candidates, in tiles whose size does not divide the batch.
+    """
     if not negatives.pointwise:
         return None
     for private in (False, True):
@@ -252,6 +312,7 @@ def streams(negatives: Negatives) -> Violation:
 
 
 rules_of_text: tuple[Check, ...] = (reads_back, evaluates_schedules)
+"""Checks of the distribution as written, before its schedules are evaluated."""
 rules_of_weights: tuple[Check, ...] = (
     has_shape_and_dtype,
     never_takes_invalid,
@@ -271,35 +332,39 @@ rules_of_weights: tuple[Check, ...] = (
     streams,
     mines_as_whole_rows,
 )
+"""Checks of its weights, at one step of its schedules."""
 
 
 def _leaves(scores: Scores) -> tuple[Tensor, Tensor]:
+    """Return copies of the scores that collect gradients."""
     return scores.positives.clone().requires_grad_(), scores.candidates.clone().requires_grad_()
 
 
 def _losses(negatives: Negatives, scores: Scores) -> PairLosses:
+    """Return the loss of each positive [b, p]."""
     return info_nce(scores, negatives.log_weights(scores))
 
 
 def _log_q(log_w: LogWeights) -> LogWeights:
-    """The weights without the constant of each row."""
+    """Return the logarithm of the distribution: weights without the arbitrary constant of each row."""
     some, safe = with_support(log_w)
     return torch.where(some, torch.log_softmax(safe, dim=-1), NEVER)
 
 
 def _same_choice(negatives: Negatives, first: Scores, second: Scores) -> bool:
-    """Whether both have the same loss and keep the same scores."""
+    """Whether both have the same loss and choose the same scores."""
     log_w, other = negatives.log_weights(first), negatives.log_weights(second)
-    kept, other_kept = _kept(first, log_w), _kept(second, other)
-    kept = pad(kept, (0, other_kept.shape[1] - kept.shape[1]), value=NEVER)
-    return _close(kept, other_kept) and _close(info_nce(first, log_w), info_nce(second, other))
+    chosen, other_chosen = _chosen(first, log_w), _chosen(second, other)
+    chosen = pad(chosen, (0, other_chosen.shape[1] - chosen.shape[1]), value=NEVER)
+    return _close(chosen, other_chosen) and _close(info_nce(first, log_w), info_nce(second, other))
 
 
-def _kept(scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b n"]:
+def _chosen(scores: Scores, log_w: LogWeights) -> Annotated[Tensor, "b n"]:
+    """Return the scores with weight in descending order [b, n], the others as NEVER at the end."""
     return scores.candidates.masked_fill(log_w == NEVER, NEVER).sort(dim=-1, descending=True).values
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
-    """Within a thousand roundings of the narrower dtype, relative to numbers of size 1 or more."""
+    """Whether tensors agree within a thousand roundings of the narrower dtype, relative to at least 1."""
     tolerance = 1000 * max(torch.finfo(first.dtype).eps, torch.finfo(second.dtype).eps)
     return torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance)

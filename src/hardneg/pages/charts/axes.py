@@ -1,8 +1,8 @@
-"""Axes, grids and paths of charts as inline SVG. Strings in, strings out.
+"""Axes, grids and text of charts as inline SVG; all functions return strings.
 
-Colours are CSS classes (``c0`` to ``c7``), so that style.css decides what they are in light and in dark; colour-blind
-people can distinguish them, and no chart relies on them alone. Charts with a ``viewBox`` are drawn for cards of
-about 360 pixels, where their text is as large as the page's small print.
+Colours are CSS classes (``c0`` to ``c7``), so style.css chooses them for light and dark; they can be distinguished by
+colour-blind people, and no chart relies on them alone. Charts with a ``viewBox`` are drawn for cards of about 360
+pixels, where their text is as large as the small print of the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 26, 20, 36
 
 @dataclass(frozen=True)
 class Axis:
-    """A range with round ticks, and where they fall on the page."""
+    """A linear axis: maps values in [low, high] to positions in [start, end] on the page.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        start: Position of ``low``.
+        end: Position of ``high``.
+
+    Example:
+        >>> Axis(0.0, 10.0, 100.0, 200.0)(5.0)
+        150.0
+    """
 
     low: float
     high: float
@@ -34,15 +45,17 @@ class Axis:
     end: float
 
     def __call__(self, value: float) -> float:
+        """Return the position of a value, at most 2 % outside of the axis."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * min(max(share, -0.02), 1.02)
 
     def ticks(self, most: int = 5) -> list[float]:
+        """Return round values for at most about ``most`` ticks."""
         return ticks(self.low, self.high, most)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers inside [low, high]: multiples of 1, 2 or 5 times a power of ten.
+    """Return round numbers in [low, high]: multiples of 1, 2 or 5 times a power of ten.
 
     >>> ticks(0.0, 1.0, 5)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -55,7 +68,17 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def padded(values: Sequence[float], *, floor: float | None = None, share: float = 0.06) -> tuple[float, float]:
-    """A range around the values that is never empty; it does not go below ``floor``."""
+    """Return a nonempty range around the values.
+
+    Args:
+        values: Values to cover.
+        floor: Lower limit of the range.
+        share: Margin on each side, relative to the span of the values.
+
+    Example:
+        >>> padded([0.0, 1.0], floor=0.0, share=0.1)
+        (0.0, 1.1)
+    """
     low, high = min(values), max(values)
     room = (high - low) * share or abs(high) * share or 1.0
     low, high = low - room, high + room
@@ -65,7 +88,17 @@ def padded(values: Sequence[float], *, floor: float | None = None, share: float 
 def grid(
     x: Axis, y: Axis, y_unit: str, x_unit: str, show_x: Format, show_y: Format, *, most: tuple[int, int] = (5, 5)
 ) -> str:
-    """Lines across, ticks along, at most so many of each, and the names of both axes."""
+    """Return grid lines, ticks, tick labels and the names of both axes.
+
+    Args:
+        x: Horizontal axis.
+        y: Vertical axis.
+        y_unit: Name of the vertical axis.
+        x_unit: Name of the horizontal axis.
+        show_x: Formats horizontal tick labels.
+        show_y: Formats vertical tick labels.
+        most: Number of horizontal and of vertical ticks, at most.
+    """
     across = "".join(
         f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(t):.1f}" y2="{y(t):.1f}"/>'
         f'<text x="{x.start - 6}" y="{y(t) + 4:.1f}" text-anchor="end">{shown(show_y(t))}</text>'
@@ -85,15 +118,21 @@ def grid(
 
 
 def svg(label: str, body: str, *, width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> Markup:
+    """Return a chart with an accessible label."""
     return Markup(
         f'<svg class="{kind}" role="img" aria-label="{shown(label)}" viewBox="0 0 {width} {height}">{body}</svg>'
     )
 
 
 def shown(text: object) -> str:
-    """Text of others inside of an element or an attribute."""
+    """Escape text for use inside of an element or attribute."""
     return escape(printable(text), quote=True)
 
 
 def plain_number(value: float) -> str:
+    """Format a number with spaces between thousands, or with six significant digits.
+
+    >>> plain_number(12000.0), plain_number(0.25)
+    ('12 000', '0.25')
+    """
     return f"{value:,.0f}".replace(",", " ") if value == round(value) else f"{value:.6g}"

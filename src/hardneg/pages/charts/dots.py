@@ -1,4 +1,4 @@
-"""Every seed as a dot. Its coordinates are percentages, so that it is as wide as the page."""
+"""Dot plots: every seed as a dot. Coordinates are percentages, so that the chart is as wide as the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from hardneg.pages.charts.axes import NUM_COLOURS, Axis, Format, padded, plain_n
 
 @dataclass(frozen=True)
 class Dots:
-    """One arm of the dot plot: a value per seed, their mean and half of its interval (None where unknown)."""
+    """One arm of the dot plot.
+
+    Attributes:
+        label: Name beside the dots.
+        title: Name in tooltips and in the accessible description.
+        colour: Number of the colour.
+        values: Value by seed.
+        mean: Mean over seeds.
+        half_width: Half of the 95 % interval of the mean; None if unknown.
+    """
 
     label: str
     title: str
@@ -23,13 +32,18 @@ class Dots:
     half_width: float | None
 
 
-LINE, ROW = 15, 37  # heights of a line of a name, and of the dots under it
+LINE, ROW = 15, 37  # heights in pixels of a line of a name, and of the dots under it
 
 
 def dot_plot(name: str, rows: list[Dots], unit: str, show: Format, *, ceiling: float = math.inf) -> Markup:
-    """Every seed as a dot, the mean with its interval, and thin lines that join the same seed in all arms.
+    """Draw every seed as a dot, the mean with its interval, and thin lines that join runs of the same seed.
 
-    ``ceiling``: what no value can exceed, nor the axis.
+    Args:
+        name: Name of the figure, for the accessible description.
+        rows: The arms, from top to bottom.
+        unit: Name of the axis.
+        show: Formats values in tooltips.
+        ceiling: Largest possible value, where the axis ends.
     """
     axis, top, heights = _dot_axis(rows, ceiling), 6, []
     for row in rows:
@@ -38,7 +52,7 @@ def dot_plot(name: str, rows: list[Dots], unit: str, show: Format, *, ceiling: f
     base = top + 2
     ticks = [(f"{axis(t):.2f}%", shown(plain_number(t))) for t in axis.ticks(7)]
     body = [f'<text x="{x}" y="{base + 15}" text-anchor="middle">{number}</text>' for x, number in ticks]
-    body += [  # not behind the names
+    body += [  # grid lines only behind the dots, not behind the names
         f'<line class="grid" x1="{x}" x2="{x}" y1="{y - 13}" y2="{y + 15}"/>' for x, _ in ticks for y in heights
     ]
     body.append(f'<text x="50%" y="{base + 33}" text-anchor="middle">{shown(unit)}</text>')
@@ -52,12 +66,12 @@ def dot_plot(name: str, rows: list[Dots], unit: str, show: Format, *, ceiling: f
 
 
 def _name_lines(row: Dots) -> list[str]:
-    """The whole name, in lines that a phone has room for."""
+    """Break a name into lines that fit on a phone."""
     return wrap(row.label, 42, subsequent_indent="   ") or [""]
 
 
 def _dot_axis(rows: list[Dots], ceiling: float) -> Axis:
-    """Around the dots; an interval may add as much again on either side, and is cut beyond that."""
+    """Return an axis around the dots; intervals extend it by at most the span of the dots and are cut beyond."""
     values = [value for row in rows for value in row.values.values()]
     low, high = min(values), max(values)
     span = max(high - low, 0.5)
@@ -65,10 +79,11 @@ def _dot_axis(rows: list[Dots], ceiling: float) -> Axis:
     low = max(min(low, *(r[0] for r in reach)), low - span)
     high = min(max(high, *(r[1] for r in reach)), high + span)
     low, high = padded([low, high], floor=0.0 if min(values) >= 0.0 else None, share=0.05)
-    return Axis(low, min(high, max(ceiling, *values)), 2.0, 98.0)  # a line may go on a little
+    return Axis(low, min(high, max(ceiling, *values)), 2.0, 98.0)  # leaves room for lines beyond the axis
 
 
 def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
+    """Draw the dots, mean, interval and name of one arm."""
     half = row.half_width or 0.0
     low, high = row.mean - half, row.mean + half
     ends = "".join(
@@ -89,7 +104,7 @@ def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
     )
     lines = _name_lines(row)
     label = "".join(
-        # The lines of the seeds stay behind the name.
+        # The rectangle hides the lines of the seeds behind the name.
         f'<rect class="name" x="0" y="{y - 29 - LINE * above}" height="{LINE + 1}" style="width:{len(line)}ch"/>'
         f'<text class="halo name" x="0" y="{y - 17 - LINE * above}">{shown(line)}</text>'
         for above, line in enumerate(reversed(lines))
@@ -98,6 +113,7 @@ def _dot_row(axis: Axis, row: Dots, y: float, show: Format) -> str:
 
 
 def _pairing(axis: Axis, upper: Dots, lower: Dots, y1: float, y2: float) -> str:
+    """Draw lines between the dots of the same seed in two arms."""
     kind = f"pair arm-{upper.colour} arm-{lower.colour}"
     return "".join(
         f'<line class="{kind}" x1="{axis(v):.2f}%" x2="{axis(lower.values[seed]):.2f}%" y1="{y1}" y2="{y2}"/>'

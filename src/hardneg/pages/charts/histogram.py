@@ -1,4 +1,4 @@
-"""Two histograms over one another."""
+"""Two overlaid histograms, such as similarities of positives and of negatives."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from markupsafe import Markup
 
 from hardneg.pages.charts.axes import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Axis, grid, shown, svg
 
-LETTER = 7.0
-"""The width of a bold letter of a label, at most."""
+LETTER = 7.0  # width of a bold letter of a label in pixels, at most
 
 
 @dataclass(frozen=True)
 class Shares:
-    """One of the two: its name, the share of the pairs in each bin, and their mean."""
+    """One of the two histograms.
+
+    Attributes:
+        name: Name of the kind of pairs.
+        shares: Share of the pairs in each bin.
+        mean: Mean similarity.
+    """
 
     name: str
     shares: Sequence[float]
@@ -25,7 +30,16 @@ class Shares:
 def histogram_chart(
     name: str, edges: Sequence[float], same: Shares, other: Shares, highest: float, unit: str = "share of pairs"
 ) -> Markup:
-    """Shares of two kinds of pairs over their similarity, with their means marked."""
+    """Draw the shares of two kinds of pairs over their similarity, with their means marked.
+
+    Args:
+        name: Name of the figure, for the accessible description.
+        edges: Edges of the bins, one more than there are bins.
+        same: Histogram in front.
+        other: Histogram behind.
+        highest: Largest share, for the vertical axis.
+        unit: Name of the vertical axis.
+    """
     x = Axis(edges[0], edges[-1], LEFT, WIDTH - 12)
     y = Axis(0.0, highest * 1.18, HEIGHT - BOTTOM, TOP)
     body = [grid(x, y, unit, "cosine similarity", lambda v: f"{v:.4g}", lambda v: f"{100 * v:.3g} %")]
@@ -46,7 +60,7 @@ def histogram_chart(
 
 
 def _label(kind: str, one: Shares, at: float, left: bool) -> str:
-    """On its own side of the line where it stays inside the chart, else on the other."""
+    """Write the mean on its own side of the line if it fits there, otherwise on the other side."""
     words = f"{one.name.split()[0]} {one.mean:.2f}"
     wide = LETTER * len(words) + 5
     left = at >= wide if left else at + wide > WIDTH

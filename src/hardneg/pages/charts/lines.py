@@ -1,4 +1,4 @@
-"""Lines over training steps."""
+"""Line charts over training steps, one line for each arm."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ from hardneg.pages.charts.axes import (
     svg,
 )
 
-MOST_POINTS = 100
+MOST_POINTS = 100  # of a line; more cannot be seen at this width and make the page large
 
 
 @dataclass(frozen=True)
 class Line:
-    """One arm: its mean, the seeds behind it, and possibly a dashed companion."""
+    """One arm: its mean, the seeds behind it, and possibly a dashed companion.
+
+    Attributes:
+        label: Short name at the end of the line.
+        title: Long name in tooltips.
+        colour: Number of the colour and of the dash pattern.
+        points: (step, value) of the mean over seeds.
+        seeds: Points of each seed, drawn thin.
+        dashed: Points of a second curve of the arm.
+    """
 
     label: str  # short, at the end of the line
     title: str  # long, in the tooltip
@@ -41,7 +50,11 @@ class Line:
 
 
 def thinned(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most so many points: neighbours are averaged, and the last one is kept."""
+    """Return at most ``most`` points: neighbours are averaged, and the last point is kept.
+
+    >>> thinned([(0.0, 0.0), (1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (4.0, 9.0)], most=3)
+    [(0.5, 0.5), (2.5, 2.5), (4.0, 9.0)]
+    """
     if len(points) <= most:
         return points
     size = math.ceil((len(points) - 1) / (most - 1))
@@ -50,9 +63,16 @@ def thinned(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: float | None = None) -> Markup:
-    """Lines over training steps, the seeds thin behind their mean, each line named at its end.
+    """Draw lines over training steps, the seeds thin behind their mean, each line named at its end.
 
-    Each has a pattern of dashes of its own, the first none: one that lies on another leaves it visible in its gaps.
+    Every colour has its own dash pattern (the first is solid), so a line below another remains visible in its gaps.
+
+    Args:
+        name: Name of the figure, for the accessible description.
+        lines: The arms.
+        unit: Name of the vertical axis.
+        show: Formats values.
+        floor: Lower limit of the vertical axis.
     """
     drawn = [p for line in lines for part in (line.points, line.dashed, *line.seeds) for p in part]
     x = Axis(min(p[0] for p in drawn), max(p[0] for p in drawn), LEFT, WIDTH - RIGHT)
@@ -73,7 +93,7 @@ def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: 
 
 
 def _end_labels(lines: list[Line], x: Axis, y: Axis) -> str:
-    """The names of the lines at their ends; where they would cover each other they move, and a thin line leads back."""
+    """Write the names at the ends of the lines; overlapping ones are moved, and a thin line leads back."""
     named = [line for line in lines if line.points and line.label]
     wanted = sorted(((y(line.points[-1][1]), line) for line in named), key=lambda one: one[0])
     labels = []
@@ -88,7 +108,7 @@ def _end_labels(lines: list[Line], x: Axis, y: Axis) -> str:
 
 
 def _spread(places: list[float], gap: float) -> list[float]:
-    """Sorted places at least ``gap`` apart, moved as little as a pass down and a pass up need."""
+    """Return sorted places at least ``gap`` apart, moved little by one pass down and one pass up."""
     placed = list(places)
     for i in range(1, len(placed)):
         placed[i] = max(placed[i], placed[i - 1] + gap)
@@ -100,6 +120,7 @@ def _spread(places: list[float], gap: float) -> list[float]:
 
 
 def _path(points: list[Point], x: Axis, y: Axis, kind: str) -> str:
+    """Draw a curve, or a dot if it has only one point."""
     if not points:
         return ""
     if len(points) == 1:
@@ -108,5 +129,6 @@ def _path(points: list[Point], x: Axis, y: Axis, kind: str) -> str:
 
 
 def _hit(point: Point, x: Axis, y: Axis, tooltip: str) -> str:
+    """Draw an invisible circle with a tooltip."""
     place = f'cx="{x(point[0]):.1f}" cy="{y(point[1]):.1f}"'
     return f'<circle class="hit" {place} r="6"><title>{shown(tooltip)}</title></circle>'

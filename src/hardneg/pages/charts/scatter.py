@@ -1,4 +1,8 @@
-"""The hardness-falseness frontier as inline SVG: a numbered dot for each rule, named beside it or below."""
+"""The hardness-falseness frontier as inline SVG: a numbered dot for each rule, named beside it or below the chart.
+
+``scatter`` draws axes, dots and the frontier; names are placed greedily where they cover nothing (``_names``), and the
+others are listed below (``_key``).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,29 @@ from markupsafe import Markup
 
 from hardneg.pages.charts.axes import Axis, Point, grid, padded, shown, svg
 
-RADIUS = 9.0
-_left, _right, _top, _bottom = 52.0, 22.0, 26.0, 38.0
+RADIUS = 9.0  # of a dot
+_left, _right, _top, _bottom = 52.0, 22.0, 26.0, 38.0  # margins around the plot
 _letter, _line = 6.7, 14.0  # width of a letter and height of a line of the names
 
 Box = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
+"""Left, top, right and bottom of a rectangle on the page."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """One rule: its number in the table, its place, and how it is drawn."""
+    """One rule in the chart.
+
+    Attributes:
+        number: Number in the table.
+        name: Name beside the dot.
+        description: Text of the tooltip.
+        x: Similarity of its negatives.
+        y: Share of false negatives.
+        error: Standard error of ``y``.
+        colour: Number of the colour.
+        front: Whether the rule is on the frontier.
+        given: Whether the user gave the rule.
+    """
 
     number: int
     name: str
@@ -36,14 +52,15 @@ class Spot:
 
 @dataclass(frozen=True)
 class RootAxis(Axis):
-    """Shares as their square roots: what happens below one percent is seen, too."""
+    """An axis with a square-root scale from 0 to ``high``, which shows shares below one percent too."""
 
     def __call__(self, value: float) -> float:
+        """Return the position of a value."""
         share = math.sqrt(min(max(value, 0.0) / self.high, 1.0))
         return self.start + (self.end - self.start) * share
 
     def ticks(self, most: int = 5) -> list[float]:
-        """1, 2 and 5 times powers of ten from the top down, as far as they stand apart; and 0."""
+        """Return 0, and 1, 2 and 5 times powers of ten as far down as they stand apart."""
         power = math.floor(math.log10(self.high))
         wanted = [factor * 10.0 ** (power - down) for down in range(5) for factor in (5.0, 2.0, 1.0)]
         kept = [0.0]
@@ -54,7 +71,16 @@ class RootAxis(Axis):
 
 
 def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, named: bool, kind: str) -> Markup:
-    """Similarity to the right, known false negatives upwards; the rules that no other beats are filled and joined."""
+    """Draw rules by similarity (to the right) and known false negatives (upwards); the frontier is filled and joined.
+
+    Args:
+        spots: The rules.
+        random: Similarity of random candidates, drawn as a vertical line; NaN if unknown.
+        width: Width in pixels.
+        height: Height in pixels, without the list of names below.
+        named: Whether names are written beside the dots.
+        kind: CSS class.
+    """
     reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
     x = Axis(*padded(reach), _left, width - _right)
     y = RootAxis(0.0, 1.08 * max(*(spot.y + spot.error for spot in spots), 1e-4), height - _bottom, _top)
@@ -79,7 +105,7 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
 
 
 def _apart(places: dict[int, Point], radius: float) -> dict[int, Point]:
-    """The places of the dots; those that cover each other are moved apart, so that their numbers can be read."""
+    """Move dots that cover each other apart, so that their numbers can be read."""
     moved = dict(places)
     for _ in range(60):
         for one, other in combinations(moved, 2):
@@ -93,6 +119,7 @@ def _apart(places: dict[int, Point], radius: float) -> dict[int, Point]:
 
 
 def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Point, radius: float) -> str:
+    """Draw a dot, its error bar and, if it was moved, a line to its true place."""
     (x, y), (true_x, true_y) = place, (x_axis(spot.x), y_axis(spot.y))
     low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)  # one standard error either way
     ends = f'x1="{true_x:.1f}" x2="{true_x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
@@ -109,6 +136,7 @@ def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Point, radius: float) ->
 
 
 def _random(value: float, x: Axis, y: Axis) -> str:
+    """Draw the line of random candidates."""
     at = x(value)
     return (
         f'<line class="random" x1="{at:.1f}" x2="{at:.1f}" y1="{y.start}" y2="{y.end}"/>'
@@ -117,7 +145,7 @@ def _random(value: float, x: Axis, y: Axis) -> str:
 
 
 def _key(spots: Sequence[Spot], width: int, height: int) -> tuple[str, int]:
-    """The names that have no room beside their dots, below the chart in columns, and the height that they take."""
+    """List names below the chart in columns; returns the list and its height."""
     long = _letter * max((len(spot.name) for spot in spots), default=0) + 36
     columns = max(1, int((width - 2) // long))
     rows, most = -(-len(spots) // columns), int((width - 30) // _letter)
@@ -131,7 +159,7 @@ def _key(spots: Sequence[Spot], width: int, height: int) -> tuple[str, int]:
 
 
 def _names(spots: Sequence[Spot], dots: dict[int, Point], width: int, height: int, written: list[str]) -> list[Spot]:
-    """Writes names beside their dots where they cover nothing, and returns the spots that have no room for theirs.
+    """Write names beside their dots where they cover nothing, and return the spots whose names do not fit.
 
     A name above or below its dot must be nearer to it than to any other.
     """
@@ -162,7 +190,7 @@ def _names(spots: Sequence[Spot], dots: dict[int, Point], width: int, height: in
 
 
 def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
-    """Right, left, then obliquely above and below."""
+    """Return the places for a name: right, left, then diagonally above and below."""
     long, away = _letter * len(spot.name), RADIUS + 4
     found: list[tuple[Box, str]] = []
     for shift in (0.0, -12.0, 12.0):
@@ -173,8 +201,10 @@ def _places(spot: Spot, x: float, y: float) -> list[tuple[Box, str]]:
 
 
 def _distance(box: Box, x: float, y: float) -> float:
+    """Return the distance of a point from a box."""
     return math.hypot(max(box[0] - x, 0.0, x - box[2]), max(box[1] - y, 0.0, y - box[3]))
 
 
 def _overlap(one: Box, other: Box) -> bool:
+    """Whether two boxes overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

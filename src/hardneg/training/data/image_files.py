@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error, optional, warn_once
-from hardneg.io.arrays import Array, known_labels, read_arrays, says_none
+from hardneg.io.arrays import Array, known_labels, read_arrays, means_no_label
 
 
 class SplitImages(NamedTuple):
@@ -97,7 +97,7 @@ def _folder_parts(
         place: _classes_of_files(place, [] if place == unlabelled else classes) for place in places if place != left_out
     }
     decoded = decoded_images([path for files in listed.values() for path in files], folder, size)
-    known = [name for name in classes if not says_none(name)]
+    known = [name for name in classes if not means_no_label(name)]
     parts = {}
     for place, files in listed.items():
         images = same_shape([decoded.pop(path) for path in files], [str(path) for path in files])
