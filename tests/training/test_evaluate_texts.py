@@ -142,8 +142,10 @@ class TestSTS:
         (tmp_path / "STS.gs.OnWN.txt").write_text("4.0\n")
         path = tmp_path if name.startswith("STS") else tmp_path / name
         assert len(read_sts(path)) == 1
-        with pytest.raises(ValueError, match=r"the split 'dev', got none in .*; give a table with a column split"):
+        with pytest.raises(ArgumentError) as error:
             read_sts(path, "dev")
+        assert "'dev'" in error.value.what
+        assert "a table whose column split contains 'dev'" in error.value.fix
 
     @pytest.mark.parametrize(
         ("content", "message"),

@@ -570,7 +570,7 @@ def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n1\tc\td\n")
     for name, match in (
         ("bad.tsv", "--evaluate-with: .*a column of .*sentence2"),
-        ("same.tsv", "--evaluate-with: .*scores that differ in same"),
+        ("same.tsv", "--evaluate-with: .*different scores in task same"),
         ("none.tsv", "that exists"),
     ):
         with pytest.raises(HardnegError, match=match):
