@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.checks import check_words
 from hardneg.training.data.images import load
