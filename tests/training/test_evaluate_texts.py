@@ -44,7 +44,7 @@ def letters(texts):
 @pytest.fixture(autouse=True)
 def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs of other tests have one, in the same process."""
-    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
+    monkeypatch.setattr(logistic, "MAX_CROSS_VALIDATED", FEW_ROWS)
 
 
 def letters(texts: Sequence[str]) -> Tensor:
