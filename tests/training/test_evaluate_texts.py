@@ -265,7 +265,7 @@ class TestClassification:
         ("splits", "message"),
         [
             (("train", "Test"), "splits of T among train, dev, validation, test, all, got 'Test'"),
-            (("test",), "rows of T to train on, got none; add rows of the split train"),
+            (("test",), "rows of T to train on, got test rows only; add rows of the split train"),
         ],
     )
     def test_splits_that_are_not_known_or_not_there_are_named(self, splits: tuple[str, ...], message: str) -> None:
@@ -294,7 +294,7 @@ class TestEncoders:
         path.write_text("\n".join(json.dumps({"text": t, "embedding": [len(t), 1.0]}) for t in ("a", "bb")))
         encoder = text_encoder(str(path))
         assert encoder.texts(["bb", "a", "bb"]).tolist() == [[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-        with pytest.raises(ValueError, match=r"an embedding of every text .* got none for 'ccc', and 1 missing"):
+        with pytest.raises(ValueError, match=r"an embedding of every text .* got none for 'ccc' \(1 missing in total\)"):
             encoder.queries(["a", "ccc"])
 
     def test_sentence_transformers_and_transformers(self, tmp_path: Path) -> None:

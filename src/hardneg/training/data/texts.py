@@ -108,7 +108,7 @@ class OfTexts(Items):
         return self.batch(0, index)
 
     def batch(self, side: int, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
-        """Return the tokens of some rows of a side.
+        """Return the tokens of one side at positions [b].
 
         Args:
             side: Index of the side; the only side if there is one.
