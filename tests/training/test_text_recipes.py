@@ -443,7 +443,7 @@ def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
     found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
     assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
     assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 2  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
+    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or omit"):
         read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
 
@@ -524,7 +524,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("pairs", {"negatives": "From('mined')", "directions": "both"}, "candidates of the batch.* --directions one"),
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
-        ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
+        ("clip", {"encoder": "tiny"}, "--encoder auto, the only choice for pairs"),
         ("clip", {"evaluate_with": "sts:x"}, "no --evaluate-with for pairs"),
     ],
 )

@@ -205,7 +205,7 @@ def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Pa
         names = [str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in broken]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{', '.join(names[:_SHOWN])}{more}"
-        got = f"{len(broken)} of {len(files)} unreadable in {folder}: {listed}. The first error: "
+        got = f"{len(broken)} of {len(files)} that are unreadable in {folder}: {listed}. The first error: "
         raise ArgumentError("data", "readable images", got + str(next(iter(broken.values()))))
     for error in broken.values():
         raise error

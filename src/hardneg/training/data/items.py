@@ -147,7 +147,7 @@ class Items(ABC):
                 got = f"{tuple(value.shape)} of {value.dtype}"
                 raise ArgumentError(who, f"int64 {field}, one per {self.noun} ({n})", f"{field}={got}")
         if (repeated := n - len(np.unique(self.ids.cpu()))) > 0:
-            raise ArgumentError(who, "distinct ids", f"{repeated} duplicates")
+            raise ArgumentError(who, "distinct ids", f"{repeated} repeated")
         if self.labels is not None and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
             low, high = int(self.labels.min()), int(self.labels.max())
             raise ArgumentError(who, f"labels in [0, {len(self.classes)})", f"labels from {low} to {high}")
