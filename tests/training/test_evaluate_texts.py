@@ -294,7 +294,9 @@ class TestEncoders:
         path.write_text("\n".join(json.dumps({"text": t, "embedding": [len(t), 1.0]}) for t in ("a", "bb")))
         encoder = text_encoder(str(path))
         assert encoder.texts(["bb", "a", "bb"]).tolist() == [[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-        with pytest.raises(ValueError, match=r"an embedding of every text .* got none for 'ccc' \(1 missing in total\)"):
+        with pytest.raises(
+            ValueError, match=r"an embedding of every text .* got none for 'ccc' \(1 missing in total\)"
+        ):
             encoder.queries(["a", "ccc"])
 
     def test_sentence_transformers_and_transformers(self, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_bad_files_raise(tmp_path: Path) -> None:
     for change, message in [
         ({"edges": [[0, 1], [1, 0]]}, "edges"),
         ({"node_ptr": [1, 2]}, "from 0"),
-        ({"node_ptr": [0, 3, 2], "edge_ptr": [0, 1, 1]}, "does not fall"),
+        ({"node_ptr": [0, 3, 2], "edge_ptr": [0, 1, 1]}, "non-decreasing node_ptr"),
         ({"x": [[np.nan], [0.0]]}, "finite"),
         ({"x": [[1.0]]}, "each of 2 nodes"),
         ({"x": np.ones((2, 0))}, "at least one feature"),
@@ -202,5 +202,5 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=message):
             read_graphs(str(tmp_path / f"e{number}"))
     written(tmp_path / "d", graph_indicator="1\n1\n")
-    with pytest.raises(FileError, match="two nodes a line"):
+    with pytest.raises(FileError, match="two nodes per line"):
         read_graphs(str(tmp_path / "d"))

@@ -28,7 +28,12 @@ from torch.nn.functional import relu
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.augmentation.pixels import Images
-from hardneg.training.library_encoders import OUTSIDE, is_library_encoder, library_backbone, library_encoder_errors
+from hardneg.training.library_encoders import (
+    LIBRARY_ENCODERS,
+    is_library_encoder,
+    library_backbone,
+    library_encoder_errors,
+)
 from hardneg.training.normalisation import Normalise
 
 Features = Annotated[Tensor, "b d"]
@@ -147,7 +152,7 @@ def auto_encoder(size: int) -> str:
 def check_encoder(name: str, norm: str = "auto") -> None:
     """Raise unless ``build_encoder`` accepts the names; builds nothing, so that the command line can check first."""
     if name not in _BACKBONES and not is_library_encoder(name):
-        raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
+        raise UnknownName(name, [*_BACKBONES, *LIBRARY_ENCODERS])
     if norm not in ("auto", *NORMS) or (norm != "auto" and is_library_encoder(name)):
         what = "a norm among auto, batch, group (only auto for models of other libraries)"
         raise argument_error("build_encoder", what, "norm", norm)

@@ -29,7 +29,7 @@ from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import ResNetBackbone
-from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
+from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
@@ -122,12 +122,21 @@ def may_run_code(encoder: str) -> bool:
 
 
 def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
-    """The encoder of a run on texts, or on images with texts, as the evaluations take it."""
+    """Return the encoder of a run on texts, or on images with texts, as evaluations use it.
+
+    Args:
+        run: Run directory.
+        weights: "last" or "best".
+        run_code: Allow running code that the run names, see ``load_encoder``.
+
+    Raises:
+        ArgumentError: If the run was trained on data without texts.
+    """
     encoder: Any = load_encoder(run, weights, run_code=run_code)
     options = options_of(Run(Path(run)))
     if kind_of(options.data, may_run=False).has != "texts":
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
-    return of_function(encoder.encode)
+    return as_text_encoder(encoder.encode)
 
 
 def options_of(run: Run) -> TrainOptions:

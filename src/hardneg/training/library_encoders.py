@@ -95,9 +95,9 @@ def _torchvision(name: str, in_channels: int) -> Backbone:
         backbone = library.models.get_model(name, weights=None)
     except ValueError as error:
         raise ArgumentError(WHO, "a model of torchvision", f"torchvision:{name} ({error})") from None
-    feature_dim = _without_classes(name, backbone)
+    feature_dim = _without_classifier(name, backbone)
     if in_channels != 3:
-        _seeing(backbone, in_channels)
+        _with_channels(backbone, in_channels)
     return backbone, feature_dim
 
 
@@ -159,7 +159,7 @@ def _of_function(name: str, in_channels: int, size: int) -> Backbone:
     return backbone, found.shape[1]
 
 
-def _without_classes(name: str, backbone: nn.Module) -> int:
+def _without_classifier(name: str, backbone: nn.Module) -> int:
     """Replace the last linear layer, the classifier, by the identity; return the number of features before it."""
     layers = [(place, layer) for place, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
     if not layers:
@@ -169,7 +169,7 @@ def _without_classes(name: str, backbone: nn.Module) -> int:
     return last.in_features
 
 
-def _seeing(backbone: nn.Module, in_channels: int) -> None:
+def _with_channels(backbone: nn.Module, in_channels: int) -> None:
     """Replace the first convolution by one with ``in_channels`` input channels."""
     place, first = next((p, layer) for p, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d))
     size, stride, padding = (first.kernel_size, first.stride, first.padding)
@@ -178,4 +178,4 @@ def _seeing(backbone: nn.Module, in_channels: int) -> None:
 
 
 _sources: dict[str, Callable[[str, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}
-OUTSIDE = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py:function")
+LIBRARY_ENCODERS = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py:function")

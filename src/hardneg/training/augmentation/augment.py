@@ -61,7 +61,7 @@ class Augment:
         (torch.Size([8, 3, 32, 32]), torch.float32)
     """
 
-    crop_scale: Range = (0.2, 1.0)  # of the area
+    crop_scale: Range = (0.2, 1.0)
     crop_ratio: Range = (3 / 4, 4 / 3)
     flip_probability: float = 0.5
     rotate: float = 0.0

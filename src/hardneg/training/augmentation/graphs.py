@@ -94,7 +94,7 @@ def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes to remove.
     """
-    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that paths end
+    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that shortest paths are finite
     start = graphs.starts + _whole(draw.per_graph(1)[0], graphs.num_nodes)
     joined = torch.full_like(waiting, torch.inf).index_fill(0, start, 0.0)
     source, target = graphs.edge_index

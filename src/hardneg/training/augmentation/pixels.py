@@ -34,15 +34,15 @@ class Parameters(NamedTuple):
         sigma: Standard deviation of the blur in pixels, [b]; 0 leaves the image sharp.
     """
 
-    box: Annotated[Tensor, "4 b"]  # left, top, width, height of the crop in pixels
-    flip: Annotated[Tensor, "b"]  # bool
-    angle: Annotated[Tensor, "b"]  # radians
+    box: Annotated[Tensor, "4 b"]
+    flip: Annotated[Tensor, "b"]
+    angle: Annotated[Tensor, "b"]
     zoom: Annotated[Tensor, "b"]
-    shift: Annotated[Tensor, "2 b"]  # pixels to the right, pixels down
-    factors: Annotated[Tensor, "4 b"]  # brightness, contrast, saturation (1 changes nothing), hue (turns)
-    stage: Annotated[Tensor, "4 b"]  # when each of the four is applied, 0 to 3
-    grey: Annotated[Tensor, "b"]  # bool
-    sigma: Annotated[Tensor, "b"]  # pixels; 0 leaves the image sharp
+    shift: Annotated[Tensor, "2 b"]
+    factors: Annotated[Tensor, "4 b"]
+    stage: Annotated[Tensor, "4 b"]
+    grey: Annotated[Tensor, "b"]
+    sigma: Annotated[Tensor, "b"]
 
 
 def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:

@@ -73,7 +73,7 @@ def graph_path(name: str, root: Path | None = None) -> Path:
     given, root = Path(name), default_root() if root is None else root
     own = [given, given / "raw"]
     named = [root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
-    bare = len(given.parts) == 1 and not given.suffix  # the name of a data set before that of a folder
+    bare = len(given.parts) == 1 and not given.suffix  # names of data sets take precedence over folders
     for place in named + own if bare else own + named:
         if place.is_file() or list(place.glob("*_graph_indicator.txt")):
             return place
@@ -127,7 +127,7 @@ def _pointers(path: Path, name: str, array: Array) -> Array:
         raise FileError("data", f"{name} [g + 1] of whole numbers from 0", path, f"with {array.dtype} {array.shape}")
     wide = array.astype(np.int64)
     if (np.diff(wide) < 0).any():
-        raise FileError("data", f"non-decreasing {name}", path, "which has a decreasing one")
+        raise FileError("data", f"non-decreasing {name}", path, "which has decreasing values")
     return wide
 
 

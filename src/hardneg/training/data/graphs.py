@@ -126,7 +126,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         Raises:
             ArgumentError: If there are fewer graphs than folds.
         """
-        order = np.random.RandomState(0).permutation(len(self))  # a stream that NumPy has frozen
+        order = np.random.RandomState(0).permutation(len(self))  # its stream is frozen by NumPy
         if self.labels is not None:
             order = order[np.argsort(self.labels.cpu().numpy()[order], kind="stable")]
         where = np.empty(len(self), dtype=np.int64)

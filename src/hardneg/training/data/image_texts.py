@@ -180,7 +180,9 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
             seed: The seed.
         """
         images = self.pictures.images[self.picture_of[index]]
-        crops, _ = self.pictures.views_of(images, self.ids[index], epoch, seed)  # another crop for each of its texts
+        crops, _ = self.pictures.views_of(
+            images, self.ids[index], epoch, seed
+        )  # keyed by pair: a new crop for each text
         return Sided(first=crops), Sided(second=self.captions.views(index, epoch, seed)[0])
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:

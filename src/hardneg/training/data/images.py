@@ -79,7 +79,7 @@ class ImageData(Items):
     noun: ClassVar[str] = "image"
     has: ClassVar[str] = "pixels"
     weight_decay: ClassVar[float] = 1e-6  # as in the code of DCL and HCL
-    most_held: ClassVar[float] = math.inf
+    max_held_out: ClassVar[float] = math.inf
     how_to_label: ClassVar[str] = "use class folders or an array `labels`"
 
     images: Annotated[Tensor, "n c h w"]

@@ -111,7 +111,7 @@ class Items(ABC):
         has: What a recipe may require: "nodes" (infograph), "pixels" (cmc) or "texts" (its encoders have ``encode``).
         how_to_label: Fix in the error about missing labels.
         weight_decay: Default weight decay. Adam with 1e-6 makes full steps where gradients are 0, so texts use 0.
-        most_held: Largest held-out split without labels, which is evaluated by retrieval among its items.
+        max_held_out: Largest held-out split without labels, which is evaluated by retrieval among its items.
         ids: Distinct id of each item, int64 [n].
         labels: Class of each item, int64 [n] in [0, len(classes)), or None.
         name: Name of the data for messages.
@@ -126,7 +126,7 @@ class Items(ABC):
     has: ClassVar[str] = ""
     how_to_label: ClassVar[str] = "use data that has them"
     weight_decay: ClassVar[float] = 0.0
-    most_held: ClassVar[float] = 2048
+    max_held_out: ClassVar[float] = 2048
     ids: Annotated[Tensor, "n"]
     labels: Annotated[Tensor, "n"] | None
     name: str
@@ -354,7 +354,7 @@ class Items(ABC):
         """
         if not 0.0 < share < 1.0:
             raise argument_error("held_out", "a share in (0, 1)", "share", share)
-        held = self.held(share if self.labels is not None else min(share, self.most_held / len(self)), seed)
+        held = self.held(share if self.labels is not None else min(share, self.max_held_out / len(self)), seed)
         return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
 
     def held(self, share: float, seed: int) -> Annotated[Tensor, "n"]:

@@ -29,13 +29,13 @@ from hardneg.training.data.text_files import (
     split_columns,
     texts_in,
 )
-from hardneg.training.data.texts import OfTexts, shortened
+from hardneg.training.data.texts import TextItems, shortened
 from hardneg.training.data.tokens import Ragged, Tokenizer, Tokens
 from hardneg.training.options import TrainOptions
 
 
 @dataclass(frozen=True, eq=False)
-class TextPairs(OfTexts, prefix="pairs", form="pairs:FILE"):
+class TextPairs(TextItems, prefix="pairs", form="pairs:FILE"):
     """Pairs of texts, optionally with mined negatives.
 
     Attributes:

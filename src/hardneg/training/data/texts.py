@@ -6,8 +6,8 @@
 Encoders are evaluated by STS or retrieval benchmarks with ``--evaluate-with``, by classes where there are any, and by
 retrieval of the second half of a text from its first half.
 
-``OfTexts`` is what this kind shares with pairs of texts (text_pairs.py). Files are read by text_files.py and tokenised
-by tokens.py.
+``TextItems`` is what this kind shares with pairs of texts (text_pairs.py). Files are read by text_files.py and
+tokenised by tokens.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN = 160
 """Characters of a text on a page."""
 
 
-class OfTexts(Items):
+class TextItems(Items):
     """The base class of text data: tokens, encoders, and evaluation with a benchmark.
 
     Attributes:
@@ -154,7 +154,7 @@ class OfTexts(Items):
 
 
 @dataclass(frozen=True, eq=False)
-class Texts(OfTexts, prefix="text", form="text:FILE"):
+class Texts(TextItems, prefix="text", form="text:FILE"):
     """Sentences with their positions in documents and, where known, classes.
 
     Attributes:

@@ -42,7 +42,7 @@ class Benchmark(NamedTuple):
         path: File or folder of the benchmark.
     """
 
-    name: str  # of its measure
+    name: str
     path: Path
 
 
@@ -111,10 +111,10 @@ def benchmark_figures(benchmark: Benchmark, encode: EncodeDocuments, evaluate_on
     if isinstance(data, RetrievalSet):
         found = evaluate_retrieval(data, lambda texts: encode(texts).cpu())
         return found | {"num_items": {"ndcg@10": found.pop("num_queries")}}
-    return sts_of(data, encode)
+    return sts_benchmark_figures(data, encode)
 
 
-def sts_of(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
+def sts_benchmark_figures(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
     """Compute the mean over tasks of Spearman's correlation, and each pair's contribution.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
 from hardneg.training.evaluation.logistic import folds_of, linear_predict
-from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, as_text_encoder
 
 WHO = "evaluate"
 FOLDS = 10
@@ -40,7 +40,7 @@ class TextTask:
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     splits: tuple[str, ...]
-    skipped: int = 0  # rows whose text is empty
+    skipped: int = 0
 
 
 def read_classification(path: str | Path) -> dict[str, TextTask]:
@@ -99,7 +99,7 @@ def evaluate_classification(
     """
     found = {}
     for name, task in tasks.items():
-        found[name] = _accuracy(name, task, of_function(encoder))
+        found[name] = _accuracy(name, task, as_text_encoder(encoder))
         step(1)
     return found
 

@@ -17,7 +17,7 @@ from hardneg.core.errors import ArgumentError, NoFile, optional
 from hardneg.io.tables import read_table
 from hardneg.mining.judgements import read_grades
 from hardneg.search.nearest import Corpus, Nearest, nearest
-from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, as_text_encoder
 
 WHO = "evaluate"
 DEPTH = 100
@@ -83,7 +83,7 @@ def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | Any) -> dict[s
     Returns:
         Figures by name, with the numbers of queries with and without a relevant document.
     """
-    encoder = of_function(encoder)
+    encoder = as_text_encoder(encoder)
     documents = encoder.documents(list(data.documents.values()))
     queries = encoder.queries(list(data.queries.values()))
     place = {document: row for row, document in enumerate(data.documents)}

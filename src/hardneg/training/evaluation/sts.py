@@ -22,7 +22,7 @@ from torch.nn.functional import cosine_similarity
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.files import without_nan
 from hardneg.io.tables import open_text, read_table, suffix_of, table_suffixes
-from hardneg.training.evaluation.texts import TextEncoder, of_function
+from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder
 
 WHO = "evaluate"
 NAMES = {
@@ -90,7 +90,7 @@ def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str,
         >>> evaluate_sts(pairs, letters)["toy"].all
         1.0
     """
-    vectors = of_function(encoder).texts([text for pair in pairs for text in (pair.first, pair.second)])
+    vectors = as_text_encoder(encoder).texts([text for pair in pairs for text in (pair.first, pair.second)])
     cosines = cosine_similarity(vectors[0::2].double(), vectors[1::2].double())
     places: dict[str, dict[str, list[int]]] = {}
     for place, pair in enumerate(pairs):

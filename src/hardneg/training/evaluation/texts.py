@@ -69,20 +69,20 @@ def text_encoder(name: str, *, device: str | None = None) -> TextEncoder:
     """
     kind, _, path = name.partition(":")
     if kind in ("st", "hf") and path:
-        return of_model(sentence_transformer(kind, path, device))
+        return model_encoder(sentence_transformer(kind, path, device))
     if suffix_of(Path(name)) in TABLES:
-        return of_function(_of_table(name))
+        return as_text_encoder(_of_table(name))
     if path:
-        return of_function(load_function(name, "evaluate"))
+        return as_text_encoder(load_function(name, "evaluate"))
     raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
 
 
-def of_function(encode: EncodeSentences | TextEncoder) -> TextEncoder:
+def as_text_encoder(encode: EncodeSentences | TextEncoder) -> TextEncoder:
     """Wrap a function of a list of texts; an encoder is returned unchanged."""
     return encode if isinstance(encode, TextEncoder) else TextEncoder(encode, encode, encode)
 
 
-def of_model(model: Any) -> TextEncoder:
+def model_encoder(model: Any) -> TextEncoder:
     """Wrap a sentence-transformers model, with its encodings of queries and documents where it has them."""
 
     def by(encode: Callable[..., Any]) -> EncodeSentences:
