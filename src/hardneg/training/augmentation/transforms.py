@@ -123,8 +123,8 @@ class PerImage:
                     raise ArgumentError(
                         "from_transform",
                         "a transform that returns the same view for the same seed",
-                        "two views of one image, since it draws from a generator of its own",
-                        fix="draw from torch, numpy.random or random; or pass what seeds it, such as "
+                        "two different views, since it draws from its own generator",
+                        fix="draw from torch, numpy.random or random, or pass a function that seeds it, such as "
                         "from_transform(transform, seed=compose.set_random_seed) for albumentations",
                     )
 

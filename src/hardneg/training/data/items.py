@@ -110,7 +110,7 @@ class Items(ABC):
         has_benchmarks: Whether ``evaluate`` reads ``--evaluate-with``.
         has: What a recipe may require: "nodes" (infograph), "pixels" (cmc) or "texts" (its encoders have ``encode``).
         how_to_label: Fix in the error about missing labels.
-        weight_decay: Default weight decay. Adam with 1e-6 makes full steps where gradients are 0, so texts use 0.
+        weight_decay: Default weight decay. Adam with 1e-6 makes full steps where gradients are 0, hence 0.
         max_held_out: Largest held-out split without labels, which is evaluated by retrieval among its items.
         ids: Distinct id of each item, int64 [n].
         labels: Class of each item, int64 [n] in [0, len(classes)), or None.
