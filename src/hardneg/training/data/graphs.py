@@ -258,7 +258,7 @@ def split_fold(path: str) -> tuple[str, tuple[int, int] | None]:
         return path, None
     number, of = int(found[2]), int(found[3])
     if not (of >= 2 and number < of):
-        raise ArgumentError("graphs", "a fold such as @0/10 (from 0, of at least 2 folds)", f"@{number}/{of}")
+        raise ArgumentError("graphs", "a fold such as @0/10, counted from 0, with at least 2 folds", f"@{number}/{of}")
     return found[1], (number, of)
 
 
