@@ -229,11 +229,11 @@ def test_pictures_mark_the_false_negatives_and_only_those(compared: Page) -> Non
 def test_the_split_that_is_evaluated_is_named(split: str, tmp_path: Path) -> None:
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path), common={"evaluate_on": split})
     words = read(write_report(tmp_path / "run")).words
-    assert f"each {split} image takes the class that its 10 nearest training images vote for" in words
+    assert f"each {split} image gets the class that its 10 nearest training images vote for" in words
     assert f"Similarity of pairs of {split} images" in words
     assert ("The validation images are training images that were held out" in words) == (split == "validation")
     other = {"test": "validation", "validation": "test"}[split]
-    assert f"{other} image takes" not in words
+    assert f"{other} image gets" not in words
     assert f"pairs of {other} images" not in words
 
 

@@ -105,7 +105,7 @@ def test_any_module_is_an_encoder() -> None:
     encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(encoder(x), encoder.features(x))
-    with pytest.raises(ValueError, match=r"gives \[b, 12\], got features=\(2, 10\)"):
+    with pytest.raises(ValueError, match=r"returns \[b, 12\], got features=\(2, 10\)"):
         Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
 
 

@@ -43,7 +43,7 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]
 @pytest.fixture(autouse=True)
 def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs of other tests have one, in the same process."""
-    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
+    monkeypatch.setattr(logistic, "MAX_CROSS_VALIDATED", FEW_ROWS)
 
 
 def accuracy(

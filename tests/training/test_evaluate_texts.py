@@ -44,7 +44,7 @@ def letters(texts):
 @pytest.fixture(autouse=True)
 def all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs of other tests have one, in the same process."""
-    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)
+    monkeypatch.setattr(logistic, "MAX_CROSS_VALIDATED", FEW_ROWS)
 
 
 def letters(texts: Sequence[str]) -> Tensor:
@@ -142,8 +142,10 @@ class TestSTS:
         (tmp_path / "STS.gs.OnWN.txt").write_text("4.0\n")
         path = tmp_path if name.startswith("STS") else tmp_path / name
         assert len(read_sts(path)) == 1
-        with pytest.raises(ValueError, match=r"the split 'dev', got none in .*; give a table with a column split"):
+        with pytest.raises(ArgumentError) as error:
             read_sts(path, "dev")
+        assert "'dev'" in error.value.what
+        assert "a table whose column split contains 'dev'" in error.value.fix
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -263,7 +265,7 @@ class TestClassification:
         ("splits", "message"),
         [
             (("train", "Test"), "splits of T among train, dev, validation, test, all, got 'Test'"),
-            (("test",), "rows of T to train on, got none; add rows of the split train"),
+            (("test",), "rows of T to train on, got test rows only; add rows of the split train"),
         ],
     )
     def test_splits_that_are_not_known_or_not_there_are_named(self, splits: tuple[str, ...], message: str) -> None:
@@ -292,7 +294,9 @@ class TestEncoders:
         path.write_text("\n".join(json.dumps({"text": t, "embedding": [len(t), 1.0]}) for t in ("a", "bb")))
         encoder = text_encoder(str(path))
         assert encoder.texts(["bb", "a", "bb"]).tolist() == [[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-        with pytest.raises(ValueError, match=r"an embedding of every text .* got none for 'ccc', and 1 missing"):
+        with pytest.raises(
+            ValueError, match=r"an embedding of every text .* got none for 'ccc' \(1 missing in total\)"
+        ):
             encoder.queries(["a", "ccc"])
 
     def test_sentence_transformers_and_transformers(self, tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ class TestTransfer:
     def test_other_features_of_nodes_are_named(self, tmp_path: Path) -> None:
         data, other = graph_file(tmp_path / "a.npz", 32), graph_file(tmp_path / "b.npz", 32, features=5)
         run("graphcl", tmp_path / "run", {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"})
-        with pytest.raises(ArgumentError, match="graphs with 3 node features, as it was trained on, got 5"):
+        with pytest.raises(ArgumentError, match="graphs with 3 node features, like the training data, got 5"):
             transfer(tmp_path / "run", other)
         assert transfer(tmp_path / "run", data)["svm"] == Run(tmp_path / "run").result()["svm"]  # type: ignore[index]
 

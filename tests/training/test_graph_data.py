@@ -125,7 +125,7 @@ def test_any_list_of_data_objects() -> None:
     graphs, labels = from_geometric(bare)
     assert labels is None
     assert graphs.x.argmax(1).tolist() == [1] * 4
-    with pytest.raises(ArgumentError, match="all graphs or of none"):
+    with pytest.raises(ArgumentError, match="all graphs or in none"):
         from_geometric([items[0], bare[0]])
 
 
@@ -136,7 +136,7 @@ def test_data_of_torch_geometric() -> None:
 
 
 def test_bad_graphs_raise() -> None:
-    with pytest.raises(ArgumentError, match=r"edges between nodes of their graph.*\[0, 2\] in graph 1 of 2 nodes"):
+    with pytest.raises(ArgumentError, match=r"edges between nodes .*\[0, 2\] in graph 1 with 2 nodes"):
         pack([torch.ones(3, 1), torch.ones(2, 1)], [torch.tensor([[0], [2]]), torch.tensor([[0], [2]])])
     with pytest.raises(ArgumentError, match="one graph or more"):
         from_geometric([])
@@ -146,7 +146,7 @@ def test_bad_graphs_raise() -> None:
 
 def test_bad_files_raise(tmp_path: Path) -> None:
     (tmp_path / "NONE").mkdir()
-    with pytest.raises(NoFile, match=r"NAME_graph_indicator.txt is one, got .*NONE, where"):
+    with pytest.raises(NoFile, match=r"NAME_graph_indicator.txt, got .*NONE"):
         graph_path(str(tmp_path / "NONE"))
     with pytest.raises(NoFile, match=r"tu-graphs/NONE\.npz"):
         read_graphs("NONE", tmp_path)
@@ -155,7 +155,7 @@ def test_bad_files_raise(tmp_path: Path) -> None:
     for change, message in [
         ({"edges": [[0, 1], [1, 0]]}, "edges"),
         ({"node_ptr": [1, 2]}, "from 0"),
-        ({"node_ptr": [0, 3, 2], "edge_ptr": [0, 1, 1]}, "does not fall"),
+        ({"node_ptr": [0, 3, 2], "edge_ptr": [0, 1, 1]}, "non-decreasing node_ptr"),
         ({"x": [[np.nan], [0.0]]}, "finite"),
         ({"x": [[1.0]]}, "each of 2 nodes"),
         ({"x": np.ones((2, 0))}, "at least one feature"),
@@ -191,10 +191,10 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
         read_graphs(str(tmp_path / "c"))
     for number, (change, message) in enumerate([
         ({"graph_indicator": ""}, "which has none"),
-        ({"graph_indicator": "1\n1\n3\n3\n3\n"}, "leave out none"),
-        ({"graph_indicator": "1\n1\n2\n2\n9000000000000\n"}, "leave out none"),
+        ({"graph_indicator": "1\n1\n3\n3\n3\n"}, "without gaps"),
+        ({"graph_indicator": "1\n1\n2\n2\n9000000000000\n"}, "without gaps"),
         ({"A": ""}, "which has none"),
-        ({"A": "1, 2, 3\n"}, "two nodes a line.* which has 3"),
+        ({"A": "1, 2, 3\n"}, "two nodes per line.* which has 3"),
         ({"node_labels": "1\n"}, "labels of each of 5 nodes"),
         ({"graph_labels": ""}, "which has none"),
     ]):  # fmt: skip
@@ -202,5 +202,5 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=message):
             read_graphs(str(tmp_path / f"e{number}"))
     written(tmp_path / "d", graph_indicator="1\n1\n")
-    with pytest.raises(FileError, match="two nodes a line"):
+    with pytest.raises(FileError, match="two nodes per line"):
         read_graphs(str(tmp_path / "d"))

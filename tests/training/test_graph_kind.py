@@ -71,7 +71,7 @@ def test_the_fingerprint_is_of_nodes_edges_and_labels() -> None:
     part = data.take(torch.tensor([4, 1]))
     assert part.graphs.num_nodes.tolist() == graphs.num_nodes[[4, 1]].tolist()
     assert part.ids.tolist() == [4, 1]
-    with pytest.raises(ArgumentError, match="ids of 6 graphs"):
+    with pytest.raises(ArgumentError, match="one id for each of 6 graphs"):
         GraphData(graphs, None, torch.arange(5), "short")
 
 
@@ -111,7 +111,7 @@ def test_a_validation_split_is_a_part_of_the_graphs(file: str) -> None:
 
 
 def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"--monitor knn does not read .*@0/10, or --monitor retrieval"):
+    with pytest.raises(ArgumentError, match=r"--monitor knn does not read,.*@0/10, or --monitor retrieval"):
         run("graphcl", tmp_path / "run", short(file, monitor_every=1))
     run("graphcl", tmp_path / "other", short(file, monitor_every=1, monitor="retrieval"))
     tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))

@@ -161,7 +161,11 @@ def test_a_view_is_a_crop_and_texts_stay_whole(table: str) -> None:
     ("rows", "columns", "match"),
     [
         ([{"image": "none.png", "caption": "a"}], "", "readable images, got .*none.png"),
-        ([{"image": "none.png", "caption": "a"}, {"image": "/no/b.png", "caption": "a"}], "", "2 of 2 that are not"),
+        (
+            [{"image": "none.png", "caption": "a"}, {"image": "/no/b.png", "caption": "a"}],
+            "",
+            "2 of 2 that are unreadable",
+        ),
         ([{"image": "bar0.png", "caption": " "}], "", "a text in every row of the column 'caption'"),
         ([{"image": "bar0.png", "words": "a"}], "", "a column among caption, text.*name both"),
         ([{"image": "bar0.png", "caption": "a"}], "[image]", "imagetext:TABLE"),

@@ -93,13 +93,13 @@ def test_bad_names_are_reported_before_anything_is_read(rings: str, tmp_path: Pa
         kind_of(f"{tmp_path}/none.py:rings:3")
     with pytest.raises(UnknownName, match="Known: digits"):
         kind_of("ring:3")
-    with pytest.raises(ArgumentError, match="not run for a name in a file"):
+    with pytest.raises(ArgumentError, match="not run for names read from a file"):
         kind_of(rings, may_run=False)
     kind_of(rings)
     assert kind_of(rings, may_run=False).noun == "point"
     for wrong in ({"augment": "cifar"}, {"encoder": "tiny"}):
-        with pytest.raises(ArgumentError, match="since points have no other"):
+        with pytest.raises(ArgumentError, match="the only choice for points"):
             run("simclr", tmp_path / "run", short(rings, **wrong))
-    with pytest.raises(ArgumentError, match="which have views of their own"):
+    with pytest.raises(ArgumentError, match="whose views are fixed"):
         run("simclr", tmp_path / "run", short(rings), views=lambda *parts: parts)
     assert not (tmp_path / "run").exists()

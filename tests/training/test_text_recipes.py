@@ -443,7 +443,7 @@ def test_validation_reads_the_dev_split_of_a_benchmark(tmp_path: Path) -> None:
     found = read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "validation")
     assert [pair.score for pair in found] == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
     assert len(read_benchmark(Benchmark("sts", tmp_path / "sts.tsv"), "test")) == 2  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or leave"):
+    with pytest.raises(ArgumentError, match=r"a BEIR folder with qrels/dev.tsv, got .*; add qrels/dev.tsv, or omit"):
         read_benchmark(Benchmark("ndcg@10", tmp_path), "validation")
 
 
@@ -524,7 +524,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("pairs", {"negatives": "From('mined')", "directions": "both"}, "candidates of the batch.* --directions one"),
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
-        ("clip", {"encoder": "tiny"}, "--encoder auto, since pairs have no other"),
+        ("clip", {"encoder": "tiny"}, "--encoder auto, the only choice for pairs"),
         ("clip", {"evaluate_with": "sts:x"}, "no --evaluate-with for pairs"),
     ],
 )
@@ -570,7 +570,7 @@ def test_a_wrong_benchmark_is_reported_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n1\tc\td\n")
     for name, match in (
         ("bad.tsv", "--evaluate-with: .*a column of .*sentence2"),
-        ("same.tsv", "--evaluate-with: .*scores that differ in same"),
+        ("same.tsv", "--evaluate-with: .*different scores in task same"),
         ("none.tsv", "that exists"),
     ):
         with pytest.raises(HardnegError, match=match):

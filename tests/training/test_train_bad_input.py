@@ -85,7 +85,7 @@ def test_an_unknown_data_set_lists_the_known_ones(name: str, tmp_path: Path) -> 
     [
         ("fashion-mnist", "apt install dataset-fashion-mnist"),
         ("cifar10", "torchvision.datasets.CIFAR10"),
-        ("folder:nowhere", "got nowhere, where there is none"),
+        ("folder:nowhere", "got nowhere, which is not a folder"),
         ("npz:nowhere.npz", "got nowhere.npz, which is not a file"),
     ],
 )

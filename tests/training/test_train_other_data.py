@@ -98,7 +98,7 @@ def test_the_process_of_a_run_has_a_code_for_other_data(
     assert code_of(out, options, monkeypatch=monkeypatch) is None
     change(own_data, labels=np.arange(96) % 10)
     assert code_of(out, options, monkeypatch=monkeypatch) == DATA_CHANGED
-    assert capsys.readouterr().err.strip().splitlines()[-1].endswith("if it is meant to change.")
+    assert capsys.readouterr().err.strip().splitlines()[-1].endswith("if the change is intended.")
     assert code_of(out, options, "--allow-other-data", monkeypatch=monkeypatch) is None
 
 

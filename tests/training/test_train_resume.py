@@ -160,7 +160,7 @@ def test_a_killed_comparison_ends_with_the_same_table(
     common = options_of(data, epochs=6)
     comparison = Comparison(("simclr()", f"hcl(beta=1) @ {PROXIMITY}"), 2, common)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    monkeypatch.setattr(logistic, "FEW", FEW_ROWS)  # as in the process of the run that ends
+    monkeypatch.setattr(logistic, "MAX_CROSS_VALIDATED", FEW_ROWS)  # as in the process of the run that ends
     monkeypatch.setattr(hardneg.comparing.runs, "in_a_process", here)
     compare(comparison, whole, jobs=1, show=lambda line: None)
 

@@ -97,16 +97,18 @@ def test_the_random_state_of_the_caller_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "message"),
+    ("transform", "got"),
     [
-        (lambda image: image.mean(), r"gives an image \[c, h, w\] for an image, got \(\)"),
-        (lambda image: "image", "gives an image .* got str"),
-        (lambda image: image[:, : 4 + int(torch.randint(3, ()))], "whose images have one size"),
+        (lambda image: image.mean(), "()"),
+        (lambda image: "image", "str"),
+        (lambda image: image[:, : 4 + int(torch.randint(3, ()))], "[("),
     ],
 )
-def test_a_transform_that_gives_no_images_is_refused(transform: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+def test_a_transform_that_gives_no_images_is_refused(transform: Any, got: str) -> None:
+    with pytest.raises(ArgumentError) as error:
         from_transform(transform).views(*one_image(32), 0, 0)
+    assert error.value.who == "from_transform"
+    assert error.value.got.startswith(got)
 
 
 @pytest.mark.parametrize("compose", [Compose, lambda *steps: Compose(Compose(*steps[:1]), *steps[1:])])
@@ -140,7 +142,7 @@ def test_modules_in_a_sequence_and_kornia() -> None:
 )
 def test_a_run_stops_where_evaluation_would_see_other_images(views: Any, tmp_path: Path) -> None:
     data = few_digits(tmp_path / "digits.npz")
-    with pytest.raises(ArgumentError, match="evaluation to see what training sees") as raised:
+    with pytest.raises(ArgumentError, match="evaluation images with the scale and size") as raised:
         run("simclr", tmp_path / "run", short(data), views=views)
     assert "plain" in (raised.value.fix or "")
     assert not Run(tmp_path / "run").begun()

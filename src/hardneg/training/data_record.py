@@ -1,7 +1,7 @@
-"""What was really trained: the encoder and its first weights, the views, the weight decay and the data, whatever "auto"
-or a default stood for.
+"""The record of what was trained: encoder and initial weights, views, weight decay and data, with defaults resolved.
 
-Data is recorded by content, so that a run never resumes with other images under the same name.
+Data is recorded by content, so that a run never resumes with different images under the same name. The loop writes the
+record when a run starts; resume, ``compare`` and the report read it back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TrainedRecord = dict[str, Any]
 
 
 def fingerprint(data: Items) -> str:
-    """The digest of the items, labels and ids with their numbers; names of files, classes and data sets do not count.
+    """Return a digest of the items, labels and ids; names of files, classes and data sets do not count.
 
     >>> from hardneg.training.data.images import load
     >>> fingerprint(load("digits", "test")) == fingerprint(load("digits", "test"))
@@ -43,13 +43,21 @@ def fingerprint(data: Items) -> str:
 
 
 def content_of(part: Tensor) -> Any:
-    """The bytes of a tensor in the order of its indices, as a buffer."""
+    """Return the bytes of a tensor in index order, as a buffer."""
     flat = part.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy()
 
 
 def data_record(splits: Splits, benchmark: str | None = None) -> TrainedRecord:
-    """What a run records of its data: of each split, and of a benchmark's files, the numbers and the fingerprint."""
+    """Return the record of the data of a run: size and fingerprint of each split and of a benchmark's files.
+
+    Args:
+        splits: The splits of the run.
+        benchmark: ``sts:PATH`` or ``beir:PATH``, if the run is evaluated with one.
+
+    Returns:
+        A dictionary by split name ("train", "test", "probe"), with "benchmark" if there is one.
+    """
     there = {name: data for name, data in zip(Splits._fields, splits, strict=True) if data is not None}
     found: TrainedRecord = {name: {**data.record(), "fingerprint": fingerprint(data)} for name, data in there.items()}
     if benchmark is not None:
@@ -61,17 +69,27 @@ def data_record(splits: Splits, benchmark: str | None = None) -> TrainedRecord:
 
 
 def count_in(record: TrainedRecord) -> int:
-    """The number of items in the record of a split; that of images calls them images."""
+    """Return the number of items in the record of a split, stored as "images" for images and "items" otherwise."""
     return int(record["images"] if "images" in record else record.get("items", 0))
 
 
 def noun_in(record: TrainedRecord) -> str:
-    """What the items of the record of a split are called, one of them."""
+    """Return the singular name of the items in the record of a split, such as "image"."""
     return str(record.get("noun", "image"))
 
 
 def check_same_data(who: str, path: Path, before: TrainedRecord, now: TrainedRecord) -> None:
-    """Raises ``DataChanged``, with both fingerprints, unless the records are of the same data."""
+    """Raise unless two records describe the same data.
+
+    Args:
+        who: Caller, for the error.
+        path: Run directory or job whose record is compared.
+        before: The stored record.
+        now: The record of the data given now.
+
+    Raises:
+        DataChanged: If a fingerprint differs; the message has both.
+    """
     then, here = ({split: one.get("fingerprint") for split, one in record.items()} for record in (before, now))
     changed = [split for split in (*Splits._fields, "benchmark") if then.get(split) != here.get(split)]
     if not changed:
@@ -79,14 +97,14 @@ def check_same_data(who: str, path: Path, before: TrainedRecord, now: TrainedRec
     begun, got = (" and ".join(_shown(split, record.get(split)) for split in changed) for record in (before, now))
     raise DataChanged(
         who,
-        f"the data that {path} was begun with, {begun}",
+        f"the data that {path} was started with, {begun}",
         got,
-        fix="put back the data, use another --out, or --allow-other-data if it is meant to change",
+        fix="restore the data, use another --out, or pass --allow-other-data if the change is intended",
     )
 
 
 def is_data_record(record: Any) -> bool:
-    """Whether a record that was read has what ``data_record`` writes."""
+    """Return whether a value read from a file has the structure that ``data_record`` writes."""
     try:
         splits = [record[split] for split in ("train", "test")]
         counts = [one["images"] if "images" in one else one["items"] for one in splits]
@@ -102,7 +120,7 @@ def _shown(split: str, record: TrainedRecord | None) -> str:
 
 
 def encoder_record(encoder: nn.Module) -> dict[str, Any]:
-    """The class, the number of parameters and the digest of the weights as they are now."""
+    """Return the name, class, number of parameters and digest of the current weights of an encoder."""
     kind = type(encoder)
     return {
         "name": getattr(encoder, "name", None),
@@ -113,7 +131,7 @@ def encoder_record(encoder: nn.Module) -> dict[str, Any]:
 
 
 def digest_of_weights(module: nn.Module) -> str:
-    """Of the names, shapes and bytes of all parameters and buffers."""
+    """Return a digest of the names, shapes, types and bytes of all parameters and buffers."""
     found = hashlib.blake2b(digest_size=16)
     for name, weights in (*module.named_parameters(), *module.named_buffers()):
         found.update(f"{name} {tuple(weights.shape)} {weights.dtype} ".encode())
@@ -122,17 +140,25 @@ def digest_of_weights(module: nn.Module) -> str:
 
 
 def check_same_encoder(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises unless a run resumes with the encoder that it was started with.
+    """Raise unless a run resumes with the encoder with which it was started.
 
-    Its first weights may differ, as those of another version of torch do: a checkpoint replaces them.
+    The initial weights may differ, as they do with another version of torch: the checkpoint replaces them.
+
+    Args:
+        before: Record of the encoder when the run was started.
+        now: Record of the encoder given now.
+
+    Raises:
+        ArgumentError: If the class or the number of parameters differs.
     """
     if (before["class"], before["parameters"]) != (now["class"], now["parameters"]):
-        begun, here = (f"{one['class']} of {one['parameters']} parameters" for one in (before, now))
-        raise ArgumentError("train", f"the encoder that the run was begun with, {begun}", here, "resume with the same")
+        begun, here = (f"{one['class']} with {one['parameters']} parameters" for one in (before, now))
+        fix = "resume with the same encoder"
+        raise ArgumentError("train", f"the encoder that the run was started with, {begun}", here, fix)
 
 
 def is_record(trained: Any) -> bool:
-    """Whether this is a record of what was trained, or None, as before training begins."""
+    """Return whether a value is the record of a training, or None, as before training begins."""
     try:
         encoder, data = trained["encoder"], trained["data"]
         known = isinstance(encoder["class"], str) and isinstance(encoder["parameters"], int)

@@ -1,13 +1,16 @@
-"""Encoders of small images: a backbone that gives features, and a head that projects them for the loss.
+"""Encoders of small images: a backbone that computes features, and a head that projects them for the loss.
 
-    build_encoder("tiny", in_channels=1)        a few convolutions without batch statistics: the same over any ranks
+    build_encoder("tiny", in_channels=1)        a few convolutions without batch statistics: identical on any ranks
     build_encoder("resnet18", in_channels=3)    ResNet with CIFAR's stem: a 3 x 3 convolution and no pooling; resnet50
     build_encoder("resnet18-imagenet", 3)       with ImageNet's stem, for images above 64 pixels; resnet50-imagenet
-    build_encoder("timm:resnet18", 3)           of torchvision, timm, Transformers or a file of yours: outside.py
-    Encoder(any_module, feature_dim, head)      any module that gives [b, feature_dim]
+    build_encoder("timm:resnet18", 3)           from torchvision, timm, Transformers or your file: library_encoders.py
+    Encoder(any_module, feature_dim, head)      any module that returns [b, feature_dim]
 
-The probe and kNN read ``features``, the loss reads the projection (SimCLR, Chen et al. 2020). Neither is normalised.
-Of a module without ``features`` both read what it gives.
+The linear probe and kNN evaluate ``features``; the loss uses the projection (SimCLR, Chen et al. 2020). Neither is
+normalised. For a module without a method ``features``, both use the module's output.
+
+Read ``build_encoder`` and ``Encoder`` first; ``embed`` and ``Represent`` compute features in evaluation mode for
+monitors, evaluations and refreshed indexes; the backbones are at the end. Encoders of texts are in text_encoders.py.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ from torch.nn.functional import relu
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.augmentation.pixels import Images
-from hardneg.training.library_encoders import OUTSIDE, is_library_encoder, library_backbone, library_encoder_errors
+from hardneg.training.library_encoders import (
+    LIBRARY_ENCODERS,
+    is_library_encoder,
+    library_backbone,
+    library_encoder_errors,
+)
 from hardneg.training.normalisation import Normalise
 
 Features = Annotated[Tensor, "b d"]
@@ -38,11 +46,18 @@ NORMS: dict[str, Norm] = {
 
 
 class Encoder(nn.Module):
-    """A backbone and a head: ``features`` represents, the call projects.
+    """A backbone with a projection head: ``features`` is evaluated, the call is what the loss sees.
 
-    >>> encoder = build_encoder("tiny", in_channels=1, seed=0)
-    >>> encoder(torch.rand(2, 1, 8, 8)).shape, encoder.features(torch.rand(2, 1, 8, 8)).shape
-    (torch.Size([2, 128]), torch.Size([2, 128]))
+    Args:
+        backbone: Module of inputs -> features [b, feature_dim].
+        feature_dim: Width of the features, checked at every call.
+        head: Module of features [b, feature_dim] -> projections [b, d]; None projects nothing.
+        name: Name of the encoder for the record of a run.
+
+    Example:
+        >>> encoder = build_encoder("tiny", in_channels=1, seed=0)
+        >>> encoder(torch.rand(2, 1, 8, 8)).shape, encoder.features(torch.rand(2, 1, 8, 8)).shape
+        (torch.Size([2, 128]), torch.Size([2, 128]))
     """
 
     def __init__(
@@ -53,17 +68,24 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.feature_dim = feature_dim
         self.head = nn.Identity() if head is None else head
-        self.normalise: Normalise | None = None  # of an encoder that takes images in [0, 1], as ``load_encoder`` gives
+        # Set by ``load_encoder``: the encoder then accepts images in [0, 1] or uint8 and normalises them itself.
+        self.normalise: Normalise | None = None
 
     def features(self, images: Images) -> Features:
+        """Return the backbone's features [b, feature_dim], the representation that evaluations use.
+
+        Raises:
+            ArgumentError: If the backbone returns another shape.
+        """
         images = images if self.normalise is None else self.normalise(images)
         features: Tensor = self.backbone(images)
         if features.ndim != 2 or features.shape[1] != self.feature_dim:
             got = tuple(features.shape)
-            raise ArgumentError("Encoder", f"a backbone that gives [b, {self.feature_dim}]", f"features={got}")
+            raise ArgumentError("Encoder", f"a backbone that returns [b, {self.feature_dim}]", f"features={got}")
         return features
 
     def forward(self, images: Images) -> Features:
+        """Return the projections [b, d], which the loss compares."""
         projected: Tensor = self.head(self.features(images))
         return projected
 
@@ -77,11 +99,25 @@ def build_encoder(
     seed: int | None = None,
     size: int = 32,
 ) -> Encoder:
-    """An encoder by its name, with freshly drawn weights: the same for the same ``seed``.
+    """Build an encoder by name, with fresh weights that depend only on ``seed``.
 
-    The head has two layers, with batch normalisation between (SimCLR's) where the backbone has batch statistics.
-    ``norm``: "batch" or "group"; "auto" is "group" for tiny and "batch" for ResNets. ``size``: of the images, for
-    backbones whose features must be counted.
+    The head has two layers; where the backbone has batch statistics, batch normalisation stands between them, as in
+    SimCLR.
+
+    Args:
+        name: "tiny", "resnet18", "resnet50", either ResNet with "-imagenet", or a library's name such as "timm:NAME".
+        in_channels: Channels of the images, 1 or 3.
+        projection_dim: Width of the projections.
+        norm: "batch" or "group"; "auto" is "group" for "tiny" and "batch" for ResNets.
+        seed: Seed of the weights; None draws them from torch's generator.
+        size: Height and width of the images; used to find the feature width of a user's own backbone.
+
+    Returns:
+        The encoder, in training mode, on the default device.
+
+    Raises:
+        UnknownName: If no encoder has this name.
+        ArgumentError: If ``norm`` is unknown or cannot be chosen for this encoder.
     """
     check_encoder(name, norm)
     norm = ("group" if name == "tiny" else "batch") if norm == "auto" else norm
@@ -97,7 +133,7 @@ def build_encoder(
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Inside, weights are drawn by the seed, and torch's generator is set back afterwards; None: as it is."""
+    """Draw weights from ``seed`` inside the block and restore torch's generator afterwards; None changes nothing."""
     with nullcontext() if seed is None else torch.random.fork_rng([]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -105,27 +141,40 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def auto_encoder(size: int) -> str:
-    """What "auto" is for images of so many pixels a side."""
+    """Return the encoder that "auto" stands for, given the side of the images in pixels.
+
+    >>> auto_encoder(8), auto_encoder(32), auto_encoder(96)
+    ('tiny', 'resnet18', 'resnet18-imagenet')
+    """
     return "tiny" if size <= 28 else "resnet18" if size <= 64 else "resnet18-imagenet"
 
 
 def check_encoder(name: str, norm: str = "auto") -> None:
-    """Raises unless ``build_encoder`` knows the names; builds nothing, for the command line."""
+    """Raise unless ``build_encoder`` accepts the names; builds nothing, so that the command line can check first."""
     if name not in _BACKBONES and not is_library_encoder(name):
-        raise UnknownName(name, [*_BACKBONES, *OUTSIDE])
+        raise UnknownName(name, [*_BACKBONES, *LIBRARY_ENCODERS])
     if norm not in ("auto", *NORMS) or (norm != "auto" and is_library_encoder(name)):
-        raise argument_error("build_encoder", "a norm among auto, batch, group (auto for others' models)", "norm", norm)
+        what = "a norm among auto, batch, group (only auto for models of other libraries)"
+        raise argument_error("build_encoder", what, "norm", norm)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
-    """Whether an image's embedding depends on the others of its batch while training."""
+    """Return whether an image's embedding depends on the rest of its batch during training."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512) -> Features:
-    """Features of all rows in evaluation mode, batch by batch, as float32 where the rows are, if they are a tensor.
+    """Compute the features of all rows in evaluation mode, batch by batch.
 
-    ``prepare`` makes of rows what the encoder takes: ``Augment.plain`` of uint8 images, ``Items.plain`` of positions.
+    Args:
+        encoder: Module whose ``features`` (or output) represents inputs.
+        rows: Anything that can be sliced and moved: a uint8 tensor of images, positions of items.
+        prepare: Turns a slice of rows into the encoder's inputs: ``Augment.plain`` for uint8 images, ``Items.plain``
+            for positions.
+        batch_size: Rows per forward pass.
+
+    Returns:
+        Features [n, d] as float32, on the device of ``rows`` if they are a tensor, else on the encoder's.
     """
     device, represent = device_of(encoder), features_of(encoder)
     home, parts = getattr(rows, "device", None), []
@@ -133,33 +182,47 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
         for start in range(0, len(rows), batch_size):
             features = represent(prepare(rows[start : start + batch_size].to(device))).float()
             parts.append(features if home is None else features.to(home))
-    # A copy outside inference mode, which a later computation of gradients may use.
+    # A copy made outside inference mode, so that a later computation of gradients may use it.
     return torch.cat(parts).clone()
 
 
 def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
-    """What an encoder is evaluated by: its ``features``, or what a module without them gives."""
+    """Return the function by which an encoder is evaluated: its ``features``, else the module itself."""
     return getattr(encoder, "features", encoder)
 
 
 @dataclass(frozen=True, eq=False)
 class Represent:
-    """The features of a trained encoder; ``epoch`` and ``seed`` say which views."""
+    """Features from a trained encoder, as monitors and evaluations receive them.
+
+    Attributes:
+        encoder: The encoder; switched to evaluation mode for each computation.
+        epoch: Epoch whose views ``views`` returns.
+        seed: Seed of these views.
+    """
 
     encoder: nn.Module
     epoch: int = 0
     seed: int = 0
 
     def __call__(self, inputs: Any) -> Features:
-        """Of anything that the encoder takes."""
+        """Return the features of the encoder's inputs, [b, d]."""
         return embed(self.encoder, inputs, lambda batch: batch)
 
     def items(self, items: Any) -> Features:
-        """Of all items of a data set, on the device where they are."""
+        """Return the features of all items of a data set, [n, d], on the device of the items."""
         return embed(self.encoder, torch.arange(len(items), device=items.ids.device), items.plain)
 
     def views(self, items: Any, most: int = 2048) -> tuple[Features, Features]:
-        """Of two views of each item, as training would see them; of the first ``most`` items where there are more."""
+        """Return the features of two views of each item, as training would draw them.
+
+        Args:
+            items: The items of a split.
+            most: Number of items, from the first on, that are used at most.
+
+        Returns:
+            Two tensors [min(n, most), d], with row i of both from the same item.
+        """
         pairs = []
         for index in torch.arange(min(len(items), most), device=items.ids.device).split(256):  # type: ignore[no-untyped-call]
             pairs.append([self(view) for view in items.views_evaluated(index, self.epoch, self.seed)])
@@ -168,7 +231,17 @@ class Represent:
 
 
 def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], noun: str = "image") -> None:
-    """Raises unless ``embed`` would get a vector for each row; tries two of them, before anything is trained."""
+    """Raise unless ``embed`` would return one vector per row; tries two rows before anything is trained.
+
+    Args:
+        encoder: The encoder to try.
+        rows: The rows of a data set, of which the first two are used.
+        prepare: Turns rows into inputs, as for ``embed``.
+        noun: Singular name of the rows for the error.
+
+    Raises:
+        ArgumentError: If the output is not a tensor [2, d], or a library's model rejects the images.
+    """
     some = rows[:2]
     names = [str(part.name) for part in encoder.modules() if isinstance(part, Encoder)]
     with torch.no_grad(), eval_mode(encoder):
@@ -179,14 +252,19 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
         got = f"{tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(
             "train",
-            "an encoder that gives features [b, d]",
+            "an encoder that returns features [b, d]",
             f"{got} for {len(some)} {noun}s from {type(encoder).__name__}",
             "wrap it: hardneg.training.encoders.Encoder(module, feature_dim, head)",
         )
 
 
 class TinyBackbone(nn.Module):
-    """Three 3 x 3 convolutions, the last two of stride 2, and the mean over places; for images of 8 x 8 and more."""
+    """Three 3 x 3 convolutions, the last two of stride 2, then global average pooling; for images from 8 x 8 up.
+
+    Args:
+        in_channels: Channels of the images.
+        norm: Makes the normalisation of a given number of channels.
+    """
 
     feature_dim = 128
 
@@ -199,14 +277,21 @@ class TinyBackbone(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Images) -> Features:
+        """Return the features [b, 128]."""
         maps: Tensor = self.layers(images)
         return maps.mean((2, 3))
 
 
 class ResNetBackbone(nn.Module):
-    """ResNet (He et al. 2016): four stages of 64, 128, 256 and 512 channels, times the expansion.
+    """ResNet (He et al. 2016): four stages of 64, 128, 256 and 512 channels, times the expansion of its blocks.
 
-    With CIFAR's stem of a 3 x 3 convolution; or with that of ImageNet, which leaves a quarter of the pixels a side.
+    Args:
+        in_channels: Channels of the images.
+        norm: Makes the normalisation of a given number of channels.
+        blocks: Number of residual blocks in each stage.
+        bottleneck: Whether a block is 1 x 1, 3 x 3, 1 x 1 with four times the channels, as in ResNet-50.
+        imagenet: Whether to use ImageNet's stem, which reduces each side to a quarter, instead of CIFAR's 3 x 3
+            convolution.
     """
 
     def __init__(
@@ -229,13 +314,22 @@ class ResNetBackbone(nn.Module):
         self.feature_dim = width
 
     def forward(self, images: Images) -> Features:
+        """Return the features [b, 512], or [b, 2048] with bottlenecks."""
         maps: Tensor = self.layers(self.stem(images))
         return maps.mean((2, 3))
 
 
 class ResidualBlock(nn.Module):
-    """x + f(x), f being two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck; the stride is on the first
-    3 x 3.
+    """x + f(x), where f is two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck.
+
+    The stride is in the first 3 x 3 convolution, as in torchvision.
+
+    Args:
+        in_channels: Channels of the input maps.
+        width: Channels of the inner convolutions.
+        stride: 1, or 2 to halve the sides.
+        bottleneck: Whether the output has four times ``width`` channels.
+        norm: Makes the normalisation of a given number of channels.
     """
 
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
@@ -257,6 +351,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, maps: Images) -> Images:
+        """Return relu(f(maps) + shortcut(maps)); the shortcut is a 1 x 1 convolution where the shapes differ."""
         return relu(self.residual(maps) + self.shortcut(maps))
 
 
@@ -270,7 +365,7 @@ _BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
 
 
 def _mlp(in_dim: int, out_dim: int, *, norm: bool) -> nn.Module:
-    """As wide inside as the features: 512-512(BN)-128 for ResNet-18."""
+    """Return the projection head, with a hidden layer as wide as the features: 512-512(BN)-128 for ResNet-18."""
     hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
     return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
 

@@ -1,9 +1,12 @@
 """The encoder of a run for use elsewhere: ``load_encoder``, and files in the formats of other libraries.
 
 torchvision            a state dict for torchvision's ResNet with ``fc = Identity()``
-timm                   the same for ``timm.create_model(name, num_classes=0)``
-sentence-transformers  a folder for ``SentenceTransformer(path)``, of encoders from st: or hf:
+timm                   a state dict for ``timm.create_model(name, num_classes=0)``
+sentence-transformers  a folder for ``SentenceTransformer(path)``, for encoders from st: or hf:
 safetensors            the weights of backbone and head under our names, with the options of the run
+
+``hardneg export`` calls ``export`` and prints ``how_to_load``; ``hardneg evaluate`` and ``transfer`` call
+``load_encoder``. ``FORMATS`` at the end maps each format to its writer.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import ResNetBackbone
-from hardneg.training.evaluation.texts import TextEncoder, of_function, sentence_transformer
+from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.runs import Run
@@ -34,20 +37,32 @@ from hardneg.training.text_encoders import Pretrained
 
 WEIGHTS = ("last", "best")
 PREFIXES = ("encoder.", "encoder.encoder.")
-"""Where the encoder is in the state of a method; MoCo v3 has a predictor behind it."""
+"""Prefixes of the encoder's weights in the state of a method; in MoCo v3 a predictor wraps the encoder."""
 
 
 def load_encoder(
     run: str | Path, weights: str = "last", *, run_code: bool = False, normalise: bool = True
 ) -> nn.Module:
-    """The trained encoder of a run, in evaluation mode on the CPU; ``.features(inputs)`` are what was evaluated.
+    """Load the trained encoder of a run, in evaluation mode on the CPU.
 
-    One of texts also has ``.encode(texts)``, which gives the features of a list of strings. One of images takes them
-    as uint8 or with values in [0, 1], and normalises them as in training; with ``normalise=False`` it takes what the
-    views of training give. A run with views of its own, of which mean and std are not known, needs that.
+    ``encoder.features(inputs)`` returns the evaluated features. An encoder of texts also has ``encode(texts)`` for a
+    list of strings. An encoder of images accepts uint8 or values in [0, 1] and normalises them as in training.
 
-    ``weights="best"`` are those that the monitor found best. An encoder or data from a Python file that the run names
-    are run again only with ``run_code=True``, and so are model folders that may hold code (``may_run_code``).
+    Args:
+        run: Run directory.
+        weights: "last", or "best" for the checkpoint that the monitor chose.
+        run_code: Allow running code that the run names: an encoder or data from a Python file, or a model folder that
+            may contain code (``may_run_code``). Only for runs that you trust.
+        normalise: Whether the encoder normalises images itself. With False it expects inputs as the views of training
+            provide them; a run with its own views, whose mean and std are unknown, needs this.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        ArgumentError: If ``weights`` is unknown, the encoder would run code, or the normalisation is unknown.
+        NoFile: If the run has no such checkpoint.
+        FileError: If the checkpoint has the weights of another encoder.
     """
     if weights not in WEIGHTS:
         raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
@@ -56,7 +71,7 @@ def load_encoder(
     options = options_of(disk)
     named = [getattr(options, name) for name in ("encoder", "text_encoder") if hasattr(options, name)]
     if (code := [name for name in named if may_run_code(name)]) and not run_code:
-        got = f"the encoder {code[0]}, which may be run to build it"
+        got = f"the encoder {code[0]}, which may run code when it is built"
         fix = "pass run_code=True if you trust it (--run-code)"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
     state = _state(disk, weights)
@@ -71,22 +86,30 @@ def load_encoder(
 
 
 def scale_in(config: dict[str, Any], who: str) -> Scale | None:
-    """The mean and std of the images that a run was trained on, or None if it was trained on something else."""
+    """Return the mean and std in the record of a run, or None if it was not trained on images.
+
+    Args:
+        config: The configuration of the run.
+        who: Caller, for the error.
+
+    Raises:
+        ArgumentError: If the run was trained on images with unknown normalisation.
+    """
     trained = config.get("trained") or {}
     if scale := trained.get("normalisation"):
         return dict(scale)
-    if "shape" not in trained.get("data", {}).get("train", {}):  # which is recorded of images
+    if "shape" not in trained.get("data", {}).get("train", {}):  # only images record a shape
         return None
-    got = f"a run with the views {str(trained.get('views'))[:80]}, of which mean and std are not known"
+    got = f"one with the views {str(trained.get('views'))[:80]}, whose mean and std are unknown"
     fix = "pass normalise=False (--no-normalise) and prepare the images as in training"
-    raise ArgumentError(who, "to know how images were normalised", got, fix)
+    raise ArgumentError(who, "a run with a known normalisation of images", got, fix)
 
 
 def may_run_code(encoder: str) -> bool:
-    """Whether building the encoder of this name may run code that lies beside it.
+    """Return whether building this encoder may run code stored next to it.
 
-    A Python file is run. A folder of transformers or sentence-transformers may name modules of its own;
-    sentence-transformers asks before it runs them from version 6 on.
+    A Python file is executed. A folder of transformers or sentence-transformers may refer to its own modules;
+    sentence-transformers asks before running them from version 6 on.
 
     >>> may_run_code("mine.py:build"), may_run_code("hf:model"), may_run_code("resnet18")
     (True, True, False)
@@ -99,19 +122,28 @@ def may_run_code(encoder: str) -> bool:
 
 
 def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
-    """The encoder of a run on texts, or on images with texts, as the evaluations take it."""
+    """Return the encoder of a run on texts, or on images with texts, as evaluations use it.
+
+    Args:
+        run: Run directory.
+        weights: "last" or "best".
+        run_code: Allow running code that the run names, see ``load_encoder``.
+
+    Raises:
+        ArgumentError: If the run was trained on data without texts.
+    """
     encoder: Any = load_encoder(run, weights, run_code=run_code)
     options = options_of(Run(Path(run)))
     if kind_of(options.data, may_run=False).has != "texts":
         raise ArgumentError("evaluate", "a run that was trained on texts", f"{options.data} in {run}")
-    return of_function(encoder.encode)
+    return as_text_encoder(encoder.encode)
 
 
 def options_of(run: Run) -> TrainOptions:
-    """The options of a run; those that this version does not know are left out."""
+    """Return the options of a run; options unknown to this version are ignored."""
     config = run.whole_config()
     if config["recipe"] not in RECIPES:
-        raise FileError("load_encoder", "a run of a recipe of hardneg", run.path, f"of recipe {config['recipe']!r}")
+        raise FileError("load_encoder", "a run of a known recipe", run.path, f"of recipe {config['recipe']!r}")
     kind = RECIPES[config["recipe"]]
     known = {one.name for one in fields(kind)}
     return kind(**{name: value for name, value in config["options"].items() if name in known})
@@ -119,11 +151,24 @@ def options_of(run: Run) -> TrainOptions:
 
 def export(run: str | Path, format: str, out: str | Path | None = None, weights: str = "last", *,
            run_code: bool = False, normalise: bool = True) -> Path:  # fmt: skip
-    """Writes the encoder of a run in this format, by default into the run directory; returns where.
+    """Write the encoder of a run in a library's format.
 
-    An encoder of images takes values (x - mean) / std of x in [0, 1]: mean and std are in the metadata of safetensors,
-    and beside the other formats in a file of the same name with ``.json`` behind it. If they are not known, the export
-    raises unless ``normalise`` is False.
+    Image encoders expect (x - mean) / std for x in [0, 1]. Mean and std are in the metadata of safetensors; for the
+    other formats they are in a JSON file named after the output with ``.json`` appended.
+
+    Args:
+        run: Run directory.
+        format: "torchvision", "timm", "sentence-transformers" or "safetensors".
+        out: Output file or folder; by default a fixed name in the run directory.
+        weights: "last" or "best".
+        run_code: Allow running code that the run names, see ``load_encoder``.
+        normalise: Whether to raise if mean and std are unknown; False writes the weights without them.
+
+    Returns:
+        The path of the output.
+
+    Raises:
+        ArgumentError: If the format is unknown or does not fit this encoder.
     """
     if format not in FORMATS:
         raise ArgumentError("export", f"a format among {', '.join(FORMATS)}", repr(format))
@@ -132,13 +177,19 @@ def export(run: str | Path, format: str, out: str | Path | None = None, weights:
     encoder = load_encoder(run, weights, run_code=run_code, normalise=False)
     path = Path(run) / name if out is None else Path(out)
     write(encoder, path, Run(Path(run)))
-    if scale is not None and format != "safetensors":  # which has metadata
+    if scale is not None and format != "safetensors":  # which holds them as metadata
         write_json(Path(f"{path}.json"), {"input": "(x - mean) / std of images x in [0, 1]", **scale})
     return path
 
 
 def how_to_load(run: str | Path, format: str, path: Path) -> str:
-    """The lines of Python that read an export."""
+    """Return the lines of Python that read an export.
+
+    Args:
+        run: Run directory.
+        format: Format of the export.
+        path: Path of the export.
+    """
     if format == "sentence-transformers":
         return f"model = SentenceTransformer({str(path)!r})"
     scale = (Run(Path(run)).whole_config().get("trained") or {}).get("normalisation")
@@ -158,7 +209,7 @@ def how_to_load(run: str | Path, format: str, path: Path) -> str:
 
 
 def _scaled(scale: Scale | None) -> list[str]:
-    """The lines that normalise the inputs of an exported encoder of images."""
+    """Return the lines of Python that normalise the inputs of an exported image encoder."""
     if not scale:
         return []
     mean, std = ([round(value, 6) for value in scale[name]] for name in ("mean", "std"))
@@ -167,7 +218,11 @@ def _scaled(scale: Scale | None) -> list[str]:
 
 
 def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
-    """The weights of our ResNet under the names that torchvision and timm share."""
+    """Return the weights of our ResNet under the names shared by torchvision and timm.
+
+    Raises:
+        ArgumentError: If the ResNet has group normalisation, which neither library has.
+    """
     if any(isinstance(part, nn.GroupNorm) for part in backbone.modules()):
         raise ArgumentError("export", "a ResNet with batch normalisation", "one with group normalisation")
     starts = [sum(backbone.blocks[:stage]) for stage in range(len(backbone.blocks))]
@@ -175,7 +230,9 @@ def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
 
 
 def _renamed(name: str, starts: list[int]) -> str:
-    """>>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
+    """Translate a parameter name of ``ResNetBackbone`` to torchvision's.
+
+    >>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
     ('layer2.1.bn2.weight', 'layer2.0.downsample.0.weight')
     """
     if stem := re.fullmatch(r"stem\.([01])\.(\w+)", name):
@@ -198,7 +255,7 @@ def _write_resnet(encoder: nn.Module, path: Path, run: Run) -> None:
         state = dict(backbone.state_dict())
     else:
         what = "a ResNet, or an encoder of torchvision or timm"
-        got = type(encoder).__name__ if backbone is None else name  # two encoders may have the name of one
+        got = type(encoder).__name__ if backbone is None else name  # a pair of encoders may carry the name of one
         raise ArgumentError("export", what, got, "use --format safetensors")
     write_atomically(path, lambda file: torch.save(state, file))
 
@@ -227,7 +284,7 @@ def _write_sentence_transformer(encoder: nn.Module, path: Path, run: Run) -> Non
 
 
 Write = Callable[[nn.Module, Path, Run], None]
-FORMATS: dict[str, tuple[str, Write]] = {  # and what a file is called by default
+FORMATS: dict[str, tuple[str, Write]] = {  # default file name and writer
     "torchvision": ("torchvision.pth", _write_resnet),
     "timm": ("timm.pth", _write_resnet),
     "sentence-transformers": ("sentence-transformers", _write_sentence_transformer),
@@ -239,13 +296,13 @@ def _state(run: Run, weights: str) -> dict[str, Any]:
     path = run.checkpoints.best if weights == "best" else run.checkpoint_path
     if not path.exists():
         fix = "train with --monitor-every 1" if weights == "best" else "train first"
-        raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which is not there", fix)
+        raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which does not exist", fix)
     state: dict[str, Any] = read_state(path, parts={"method"})["method"]
     return state
 
 
 def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
-    """The encoder as its recipe has it: some have two, or parts of their own around it."""
+    """Build the encoder as its recipe trains it: some recipes have two encoders or add modules."""
     if isinstance(options, CMCOptions):
         from hardneg.training.recipes.cmc import Aspects
 
@@ -267,4 +324,6 @@ def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
         if names <= own.keys():
             encoder.load_state_dict({name: own[name] for name in names})
             return
-    raise FileError("load_encoder", "the weights of one encoder in the checkpoint", path, "which has others")
+    raise FileError(
+        "load_encoder", "a checkpoint with the weights of this encoder", path, "whose weights have other names"
+    )

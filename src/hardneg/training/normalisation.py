@@ -1,4 +1,8 @@
-"""The scale of the images that an encoder was trained on, which goes with the encoder wherever it is used."""
+"""The scale of the images that an encoder was trained on, stored with the encoder wherever it is used.
+
+``scale_of`` finds mean and std when a run starts; the run records them; ``load_encoder`` puts ``Normalise`` before the
+backbone, and ``export`` writes them next to the weights.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,22 @@ from hardneg.training.augmentation.augment import Augment
 from hardneg.training.augmentation.views import Augmentation, as_unit
 
 Scale = dict[str, list[float]]
-"""``mean`` and ``std`` of each channel, of values in [0, 1]; empty if evaluation sees anything but (x - mean) / std."""
+"""``mean`` and ``std`` of each channel for values in [0, 1]; empty if plain images are not (x - mean) / std."""
 
 MARGIN = 1e-3
-"""Interpolation may leave [0, 1] by this much."""
+"""Tolerance around [0, 1]: interpolation may overshoot by rounding errors."""
 
 
 class Normalise(nn.Module):
-    """(x - mean) / std of images in [0, 1] or uint8 [b, c, h, w]; raises for images that are on another scale.
+    """Normalise images by (x - mean) / std, accepting values in [0, 1] or uint8.
 
-    >>> Normalise([0.5], [0.25])(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)).item()
-    2.0
+    Args:
+        mean: Mean of each channel, on the scale of [0, 1].
+        std: Standard deviation of each channel, on the scale of [0, 1].
+
+    Example:
+        >>> Normalise([0.5], [0.25])(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)).item()
+        2.0
     """
 
     mean: Tensor
@@ -30,11 +39,17 @@ class Normalise(nn.Module):
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         super().__init__()
-        # Not among the weights: state dicts have the same names with and without it.
+        # Not persistent, so that state dicts have the same keys with and without normalisation.
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
 
     def forward(self, images: Annotated[Tensor, "b c h w"]) -> Annotated[Tensor, "b c h w"]:
+        """Return normalised images [b, c, h, w].
+
+        Raises:
+            ArgumentError: If float images have values outside [0, 1], which means that they are normalised already or
+                not divided by 255.
+        """
         if images.dtype == torch.uint8:
             images = as_unit(images)
         elif not torch.compiler.is_compiling() and images.numel():
@@ -50,7 +65,18 @@ class Normalise(nn.Module):
 
 
 def scale_of(augment: Augmentation, images: Annotated[Tensor, "b c h w"]) -> Scale:
-    """The mean and std with which evaluation sees these uint8 images; measured if the views are of a callable."""
+    """Return the mean and std with which evaluation normalises images.
+
+    An ``Augment`` has them as fields. For a user's own views they are measured: per channel, a line is fitted between
+    the raw and the plain images, and accepted if it explains all values.
+
+    Args:
+        augment: The augmentation of the run.
+        images: Some uint8 images [b, c, h, w] to measure with.
+
+    Returns:
+        ``{"mean": [...], "std": [...]}``, or ``{}`` if the plain images are not (x - mean) / std of the raw ones.
+    """
     channels = images.shape[1]
     if isinstance(augment, Augment):
         return {"mean": list(augment.mean or (0.0,) * channels), "std": list(augment.std or (1.0,) * channels)}

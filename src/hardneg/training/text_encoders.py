@@ -1,11 +1,13 @@
-"""Encoders of texts: a small one that needs no download and no extra, and those of transformers and ST on disk.
+"""Encoders of texts: a small one that needs no download and no extra, and models of Transformers or ST on disk.
 
     text_encoder("auto", dim=256)         hashed subwords, their weighted mean and one hidden layer
-    text_encoder("hf:PATH")               a model of transformers, the mean over its tokens
+    text_encoder("hf:PATH")               a Transformers model, averaged over its tokens
     text_encoder("st:PATH")               a sentence-transformers model with a transformer or StaticEmbedding inside
 
-The dropout of the small one is a function of the key of each view (data/tokens.py), so that ranks, chunks and resumed
-runs see the same; that of the others is torch's.
+The dropout of the small encoder is a function of the key of each view (data/tokens.py), so that ranks, chunks and
+resumed runs draw the same masks; pretrained models use torch's dropout.
+
+Read ``text_encoder`` first. Callers are the data kinds of texts (data/texts.py, data/image_texts.py) and export.py.
 """
 
 from __future__ import annotations
@@ -25,25 +27,39 @@ from hardneg.training.encoders import Encoder, Features, Represent, seeded
 
 KINDS = ("auto", "hashed", "hf:PATH", "st:PATH")
 MANY = 4096
-"""Texts that are padded to one length."""
+"""Texts that are tokenised at once, to limit memory."""
 
 
 class TokenEncoder(Encoder):
-    """An encoder of ``Tokens`` that also takes the texts themselves.
+    """An encoder of ``Tokens`` that can also encode strings directly.
 
-    >>> text_encoder(dim=8, seed=0).encode(["a cat", "a dog"]).shape
-    torch.Size([2, 8])
+    Example:
+        >>> text_encoder(dim=8, seed=0).encode(["a cat", "a dog"]).shape
+        torch.Size([2, 8])
     """
 
     def encode(self, texts: Sequence[str]) -> Features:
-        """The features of any texts, without a gradient; on the device of the weights."""
+        """Return the features [n, d] of a list of texts, without gradients, on the device of the weights."""
         return encoded_texts(self, str(self.name), texts)
 
 
 def encoded_texts(
     encoder: nn.Module, name: str, texts: Sequence[str], as_inputs: Callable[[Tokens], Any] = lambda tokens: tokens
 ) -> Features:
-    """The features that ``encoder`` gives to texts, cut into tokens as the encoder of this name has it."""
+    """Tokenise texts for the named encoder and return their features.
+
+    Args:
+        encoder: Module of ``Tokens`` or of what ``as_inputs`` makes of them.
+        name: Name of the text encoder, which determines the tokenizer.
+        texts: One or more strings.
+        as_inputs: Turns ``Tokens`` into the encoder's inputs, such as one side of ``Sided``.
+
+    Returns:
+        Features [n, d], without gradients.
+
+    Raises:
+        ArgumentError: If ``texts`` is empty or a single string.
+    """
     if isinstance(texts, str) or not texts:
         raise ArgumentError("encode", "a list of one or more texts", repr(texts)[:60])
     tokenizer, represent = tokenizer_for(name), Represent(encoder)
@@ -52,7 +68,7 @@ def encoded_texts(
 
 
 def check_text_encoder(name: str) -> None:
-    """Raises unless ``text_encoder`` knows the name; loads nothing."""
+    """Raise unless ``text_encoder`` accepts the name; loads nothing."""
     kind, _, path = name.partition(":")
     if name not in ("auto", "hashed") and not (kind in ("hf", "st") and path):
         raise UnknownName(name, KINDS)
@@ -61,7 +77,21 @@ def check_text_encoder(name: str) -> None:
 
 
 def text_encoder(name: str = "auto", dim: int = 256, *, head: str = "none", seed: int | None = None) -> TokenEncoder:
-    """An encoder of ``Tokens``; ``dim`` is the width of the small one, and that of the head of the others."""
+    """Build an encoder of ``Tokens`` by name.
+
+    Args:
+        name: "auto" or "hashed" for the small encoder; "hf:PATH" or "st:PATH" for a model on disk.
+        dim: Width of the small encoder; for pretrained models, width of the head.
+        head: "none", "linear", or "mlp" (linear, tanh, linear, as in SimCSE).
+        seed: Seed of the fresh weights; None draws them from torch's generator.
+
+    Returns:
+        The encoder; its ``features`` come from before the head.
+
+    Raises:
+        UnknownName: If the name is none of the forms above.
+        ArgumentError: If the model in PATH cannot be loaded.
+    """
     check_text_encoder(name)
     with seeded(seed):
         kind, _, path = name.partition(":")
@@ -77,10 +107,14 @@ def _head(name: str, width: int, dim: int) -> nn.Module:
 
 
 class HashedSubwords(nn.Module):
-    """The mean of the embeddings of hashed subwords, weighted by what is learnt of each, and one hidden layer.
+    """The mean of hashed subword embeddings, weighted by a learnt importance, followed by one residual hidden layer.
 
-    Where a batch has keys, ``dropout`` of the tokens and of the features are dropped, in training and in evaluation:
-    the dropout is what tells two views apart (SimCSE).
+    Where a batch has keys, a share ``dropout`` of the tokens and features is dropped as a function of the key, in
+    training and in evaluation: the dropout distinguishes two views of a text (SimCSE).
+
+    Args:
+        width: Width of the embeddings and features.
+        dropout: Probability of dropping a token or a feature.
     """
 
     def __init__(self, width: int = 256, dropout: float = 0.1) -> None:
@@ -92,6 +126,7 @@ class HashedSubwords(nn.Module):
         nn.init.zeros_(self.hidden.weight)  # begins as the plain mean
 
     def forward(self, tokens: Tokens) -> Features:
+        """Return the features [b, width] of a batch of tokens."""
         weights = torch.where(tokens.mask, self.log_weight[tokens.rows].exp(), 0.0)  # [b, l]
         kept = self._kept(tokens, weights.shape[1] + self.feature_dim)
         if kept is not None:
@@ -102,11 +137,11 @@ class HashedSubwords(nn.Module):
         return features if kept is None else features * kept[:, -self.feature_dim :]
 
     def _kept(self, tokens: Tokens, number: int) -> Annotated[Tensor, "b n"] | None:
-        """1 / (1 - dropout) or 0 for each token and feature; a row of key 0 keeps all."""
+        """Dropout factors, 1 / (1 - dropout) or 0, of each token and feature; a row with key 0 keeps everything."""
         if tokens.keys is None:
             return None
         keys = tokens.keys
-        drawn = uniforms(number, keys, torch.zeros_like(keys), 0, 0).T  # slot by slot, whatever the longest text is
+        drawn = uniforms(number, keys, torch.zeros_like(keys), 0, 0).T  # per slot: independent of the longest text
         features, words = drawn[:, : self.feature_dim], drawn[:, self.feature_dim :]
         dropped = torch.cat([words, features], dim=1) < self.dropout
         scale = torch.where(dropped, 0.0, 1.0 / (1.0 - self.dropout))
@@ -114,7 +149,15 @@ class HashedSubwords(nn.Module):
 
 
 class Pretrained(nn.Module):
-    """A transformer from disk: the mean over the tokens (hf), or what a sentence-transformers model makes of them."""
+    """A transformer from disk: averaged over its tokens (hf), or a sentence-transformers model's own embedding (st).
+
+    Args:
+        kind: "hf" or "st".
+        path: Folder or hub name of the model.
+
+    Raises:
+        ArgumentError: If the model cannot be loaded; the message has the library's reason.
+    """
 
     def __init__(self, kind: str, path: str) -> None:
         super().__init__()
@@ -123,7 +166,7 @@ class Pretrained(nn.Module):
                 self._load(kind, path)
         except (ImportError, NoFile):
             raise
-        except Exception as error:  # whatever the hub, its cache and damaged files lead to
+        except Exception as error:  # the hub, its cache and damaged files raise many types
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ArgumentError("train", "an encoder of texts", f"{kind}:{path} ({reason})") from error
 
@@ -131,16 +174,17 @@ class Pretrained(nn.Module):
         if kind == "st":
             library = optional("sentence_transformers", f"st:{path}", extra="text")
             self.model: Any = library.SentenceTransformer(path, device="cpu")
-            width = getattr(self.model, "get_embedding_dimension", None)  # of version 6; older ones have another
+            width = getattr(self.model, "get_embedding_dimension", None)  # version 6; older ones use the other name
             self.feature_dim = int((width or self.model.get_sentence_embedding_dimension)())
         else:
             self.model = optional("transformers", f"hf:{path}", extra="text").AutoModel.from_pretrained(path)
             self.feature_dim = int(self.model.config.hidden_size)
         self.static = kind == "st" and isinstance(getattr(self.model[0], "embedding", None), nn.EmbeddingBag)
-        self.model.float()  # files may hold half precision, in which small steps of training are lost
+        self.model.float()  # files may be in half precision, in which small optimiser steps are lost
         self.kind = kind
 
     def forward(self, tokens: Tokens) -> Features:
+        """Return the features [b, feature_dim] of a batch of tokens."""
         mask = tokens.mask.long()
         features = {"input_ids": tokens.rows, "attention_mask": mask}
         if self.static:

@@ -1,7 +1,10 @@
 """SimCLR's augmentation on the device: whole batches, parameters per image, few kernels when compiled.
 
-Every parameter is a pure function of (seed, epoch, id, view): the same for any order of batches, number of workers or
-ranks. Images stay uint8 until here. Views by kornia or by any callable are in ``hardneg.training.augmentation.views``.
+Every parameter is a pure function of (seed, epoch, id, view), so that views do not depend on the order of batches or on
+the number of workers or ranks. Images stay uint8 until here. Views by kornia or by any callable are in views.py.
+
+``Augment.views`` draws the parameters (``draw``) and then transforms (``apply``, whose operations are in pixels.py).
+``PRESETS`` at the end are the values for ``--augment``.
 """
 
 from __future__ import annotations
@@ -30,17 +33,35 @@ _CROP_TRIES = 6
 class Augment:
     """Random crop, flip, colour jitter, greyscale and blur of SimCLR (Chen et al. 2020), with CIFAR's usual values.
 
-    Images of one channel skip the colours. ``rotate`` (degrees either way), ``zoom`` and ``shift`` (a fraction of the
-    size either way) are for images whose background is black, which they show at the edges. ``order`` is "random", per
-    image, as torchvision draws it, or "fixed": brightness, contrast, saturation, hue.
+    Images with one channel skip the colour operations. ``rotate``, ``zoom`` and ``shift`` are for images on a black
+    background, since they show black at the edges.
 
-    >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    >>> first, second = Augment().views(images, ids=torch.arange(8), epoch=0, seed=0)
-    >>> first.shape, first.dtype
-    (torch.Size([8, 3, 32, 32]), torch.float32)
+    Attributes:
+        crop_scale: Range of the crop's area, as a fraction of the image's.
+        crop_ratio: Range of the crop's width / height, drawn uniformly in log space.
+        flip_probability: Probability of a horizontal flip.
+        rotate: Largest rotation, in degrees either way.
+        zoom: Range of the magnification.
+        shift: Largest shift either way, as a fraction of the size.
+        jitter: Strengths of brightness, contrast, saturation and hue, as in torchvision's ColorJitter.
+        jitter_probability: Probability of colour jitter.
+        order: Order of the four jitter operations: "random" per image, as in torchvision, or "fixed".
+        grey_probability: Probability of greyscale.
+        blur_probability: Probability of Gaussian blur.
+        blur_sigma: Range of the blur's standard deviation, in pixels.
+        mean: Mean of each channel in [0, 1] for normalisation; empty for none.
+        std: Standard deviation of each channel; as many as ``mean``.
+        dtype: Type of the views.
+        channels_last: Whether the views have the memory layout that convolutions on GPUs prefer.
+
+    Example:
+        >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+        >>> first, second = Augment().views(images, ids=torch.arange(8), epoch=0, seed=0)
+        >>> first.shape, first.dtype
+        (torch.Size([8, 3, 32, 32]), torch.float32)
     """
 
-    crop_scale: Range = (0.2, 1.0)  # of the area
+    crop_scale: Range = (0.2, 1.0)
     crop_ratio: Range = (3 / 4, 4 / 3)
     flip_probability: float = 0.5
     rotate: float = 0.0
@@ -79,25 +100,50 @@ class Augment:
     def views(
         self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
     ) -> tuple[Images, Images]:
-        """Two views of each image, uint8 in, ``dtype`` out."""
+        """Return two views of each image.
+
+        Args:
+            images: uint8 images [b, c, h, w].
+            ids: Id of each image [b], int64.
+            epoch: The epoch, part of the random key.
+            seed: The seed, part of the random key.
+
+        Returns:
+            Two batches [b, c, h, w] in ``dtype``, normalised.
+        """
         check_images(images, ids)
         parameters = self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3]))
         first, second = self._apply_both(images, parameters).chunk(2)
         return first, second
 
     def plain(self, images: Images) -> Images:
-        """The images as they are, normalised as the views are: for evaluation."""
+        """Return the images without augmentation, normalised like the views: for evaluation."""
         return self._finished(list((images.to(torch.float32) / 255.0).unbind(1)))
 
     def compiled(self, **options: Any) -> MakeImageViews:
-        """``views`` compiled, one graph that draws and one that does the rest; ``options`` go to torch.compile."""
+        """Return ``views`` compiled as two graphs, one that draws parameters and one that transforms.
+
+        Args:
+            **options: Options of ``torch.compile``.
+        """
         return _compiled(self, tuple(sorted(options.items())))
 
     def draw(
         self, ids: Annotated[Tensor, "b"], view: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor,
         size: tuple[int, int],
     ) -> Parameters:  # fmt: skip
-        """The parameters of each (id, view). Each has its own slots, so that one option does not move another."""
+        """Draw the parameters of each (id, view).
+
+        Every parameter has its own slots of random numbers, so that changing one option does not change the others'
+        draws.
+
+        Args:
+            ids: Id of each row [b].
+            view: View of each row [b], 0 or 1.
+            epoch: The epoch, part of the random key.
+            seed: The seed, part of the random key.
+            size: Height and width of the images.
+        """
         u = uniforms(2 * _CROP_TRIES + 20, ids, view, epoch, seed)
         tries, (flip, angle, zoom), shift, u = u[:12], u[12:15], u[15:17], u[17:]
         place, factors, keys, (jitter, grey, blur, sigma) = u[:2], u[2:6], u[6:10], u[10:14]
@@ -119,7 +165,7 @@ class Augment:
         )
 
     def apply(self, images: Images, parameters: Parameters) -> Images:
-        """The transform with given parameters, one set per row."""
+        """Transform images with the given parameters, one set per row."""
         planes = resample(images.to(torch.float32) / 255.0, parameters, warped=self.warps)
         if len(planes) == 3:
             if self.jitter_probability > 0.0 and any(self.jitter):
@@ -133,6 +179,7 @@ class Augment:
 
     @property
     def warps(self) -> bool:
+        """Whether rotation, zoom or shift is enabled."""
         return self.rotate > 0.0 or self.shift > 0.0 or self.zoom != (1.0, 1.0)
 
     def _draw_both(
@@ -145,7 +192,7 @@ class Augment:
         return self.apply(images.repeat(2, 1, 1, 1), parameters)
 
     def _finished(self, planes: Planes) -> Images:
-        """Normalised and stacked once, in the dtype and the requested memory layout."""
+        """Normalise and stack once, in the requested dtype and memory layout."""
         if self.mean:
             if len(self.mean) != len(planes):
                 raise argument_error("Augment", f"a mean for each of {len(planes)} channels", "mean", self.mean)
@@ -155,16 +202,16 @@ class Augment:
 
 
 def preset_for(images: Images) -> str:
-    """The preset for images of this shape: "tiny" for small grey ones (digits), "grey", or "cifar"."""
+    """Return the preset for images [n, c, h, w]: "cifar" in colour, "tiny" up to 16 x 16 (digits), else "grey"."""
     if images.shape[1] == 3:
         return "cifar"
     return "tiny" if max(images.shape[2:]) <= 16 else "grey"
 
 
 def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: int, width: int) -> Tensor:
-    """The first of six boxes, uniform in area and in log ratio, that fits; else the last one, squeezed to fit.
+    """Return the first of six random boxes that fits, uniform in area and log ratio; else the last, clipped to fit.
 
-    torchvision tries ten times and rounds to whole pixels; here 2 in 100,000 crops of CIFAR are squeezed.
+    torchvision tries ten times and rounds to whole pixels; here 2 in 100,000 crops of CIFAR are clipped.
     """
     area = _between(tries[0::2], scale) * (height * width)
     aspect = torch.exp(_between(tries[1::2], (math.log(ratio[0]), math.log(ratio[1]))))
@@ -177,7 +224,7 @@ def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height
 
 
 def _random_order(keys: Annotated[Tensor, "4 b"]) -> Annotated[Tensor, "4 b"]:
-    """The rank of each key: a permutation, uniform up to ties, which go by position."""
+    """Return the rank of each key: a permutation, uniform up to ties, which are broken by position."""
     first = torch.arange(4, device=keys.device)
     earlier = (first[:, None] > first)[:, :, None] & (keys[:, None] == keys)
     return ((keys[:, None] > keys) | earlier).sum(1)
@@ -197,13 +244,13 @@ def _between(u: Tensor, low_high: Range) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> MakeImageViews:
-    # Two graphs: in one, the compiler would draw the parameters of an image again for each of its pixels.
+    # Two graphs: fused into one, the compiler would redraw an image's parameters for each of its pixels.
     draw: Callable[..., Parameters] = torch.compile(augment._draw_both, fullgraph=True, **dict(options))
     apply = torch.compile(augment._apply_both, fullgraph=True, **dict(options))
 
     def views(images: Images, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Images, Images]:
         check_images(images, ids)
-        # As tensors, or every epoch would be a new graph.
+        # As tensors: Python numbers would be constants, and every epoch would compile a new graph.
         key = [torch.full((), value, dtype=torch.int64, device=images.device) for value in (epoch, seed)]
         first, second = apply(images, draw(ids, *key, (images.shape[2], images.shape[3]))).chunk(2)
         return first, second
@@ -214,20 +261,21 @@ def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> MakeIma
 def _check_numbers(name: str, value: Any, length: int | None) -> None:
     numbers = isinstance(value, tuple) and all(isinstance(one, int | float) for one in value)
     if not numbers or len(value) != (len(value) if length is None else length):
-        what = f"{name} as {'numbers' if length is None else f'{length} numbers'} in brackets"
+        what = f"{name} to be a tuple of {'numbers' if length is None else f'{length} numbers'}"
         raise argument_error("Augment", what, name, value)
 
 
 def _check_pair(name: str, value: Range, low: float, high: float) -> None:
     _check_numbers(name, value, 2)
     if not low <= value[0] <= value[1] <= high:
-        raise argument_error("Augment", f"{name} from low to high within [{low}, {high}]", name, value)
+        raise argument_error("Augment", f"{name} to be (low, high) within [{low}, {high}]", name, value)
 
 
 def check_images(images: Tensor, ids: Tensor) -> None:
+    """Raise unless images are uint8 [b, c, h, w] with one id per row."""
     if images.ndim != 4 or images.dtype != torch.uint8 or ids.shape != images.shape[:1]:
         shapes = f"images={tuple(images.shape)} of {images.dtype} and ids={tuple(ids.shape)}"
-        raise ArgumentError("Augment", "uint8 images [b, c, h, w] and one id each", str(shapes))
+        raise ArgumentError("Augment", "uint8 images [b, c, h, w] and one id per image", str(shapes))
 
 
 CIFAR = Augment(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

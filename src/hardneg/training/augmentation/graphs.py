@@ -1,13 +1,15 @@
-"""GraphCL's augmentations (You et al. 2020): whole batches of graphs, drawn by (seed, epoch, id, view) alone.
+"""GraphCL's augmentations (You et al. 2020): whole batches of graphs, keyed by (seed, epoch, id, view) alone.
 
-    node_drop         ratio of the nodes go, with their edges
-    edge_perturb      ratio of the edges go, and as many pairs of nodes become edges, if they are none yet
-    attribute_mask    the features of ratio of the nodes become 0
-    subgraph          the part that grows from a random node by random neighbours; 1 - ratio of the nodes stay
+    node_drop         removes a share ``ratio`` of the nodes with their edges
+    edge_perturb      removes a share ``ratio`` of the edges and adds as many random ones
+    attribute_mask    sets the features of a share ``ratio`` of the nodes to 0
+    subgraph          keeps a share 1 - ``ratio`` of the nodes, grown from a random node along random neighbours
 
-Each is the paper's, with its ratio of 0.2. The authors' code for TU data differs from it: its node drop keeps the edges
-among the nodes that it means to drop, and its subgraph those outside; edges are only removed, one direction at a time;
-masked features become noise.
+They follow the paper, with its ratio of 0.2. The authors' code for TU data differs: its node drop keeps the edges among
+the nodes to drop, its subgraph those outside; edges are only removed, one direction at a time; masked features become
+noise.
+
+``GraphAugment.views`` is called by ``GraphData`` (data/graphs.py) for each batch.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ NUM_STREAMS = 3
 
 @dataclass(frozen=True)
 class Draw:
-    """Random numbers of the nodes and edges of a batch: they depend on the id of the graph, not on its place."""
+    """Random numbers for the nodes and edges of a batch, which depend on a graph's id and not on its position.
+
+    Attributes:
+        graphs: The batch.
+        ids: Id of each graph [g].
+        view: 0 or 1.
+        epoch: The epoch, part of the random key.
+        seed: The seed, part of the random key.
+    """
 
     graphs: Graphs
     ids: GraphIds
@@ -40,13 +50,16 @@ class Draw:
     seed: int
 
     def per_graph(self, num: int) -> Annotated[Tensor, "num g"]:
+        """Return ``num`` uniform numbers for each graph, [num, g]."""
         return self._uniforms(num, self.ids, PER_GRAPH)
 
     def per_node(self, num: int) -> Annotated[Tensor, "num n"]:
+        """Return ``num`` uniform numbers for each node, [num, n]."""
         place = torch.arange(len(self.graphs.x), device=self.ids.device) - self.graphs.starts[self.graphs.batch]
         return self._uniforms(num, _joint(self.ids[self.graphs.batch], place), PER_NODE)
 
     def per_edge(self, num: int) -> Annotated[Tensor, "num m"]:
+        """Return ``num`` uniform numbers for each edge, [num, m]."""
         counts, owner = self.graphs.num_edges, self.graphs.edge_batch
         place = torch.arange(len(owner), device=self.ids.device) - (counts.cumsum(0) - counts)[owner]
         return self._uniforms(num, _joint(self.ids[owner], place), PER_EDGE)
@@ -57,18 +70,31 @@ class Draw:
 
 
 def node_drop(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
+    """Remove floor(ratio n) random nodes of each graph, with their edges.
+
+    Args:
+        graphs: The batch.
+        draw: Its random numbers.
+        ratio: Share of the nodes.
+    """
     dropped = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
     return keep_nodes(graphs, ~dropped)
 
 
 def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
-    """Nodes in the order in which they join: each time one of the neighbours of the part, all alike.
+    """Keep n - floor(ratio n) nodes of each graph: a random start, then repeatedly a random neighbour of the kept part.
 
-    A node joins an exponential time after its first neighbour did: these times have no memory, so that all that wait
-    are equally likely to be next. So the order is that of the shortest paths, and no step is taken one by one.
-    Of a graph in pieces, only nodes of the start's piece stay.
+    Each neighbour of the part is equally likely to be next. This is equivalent to a node joining an exponential waiting
+    time after its first neighbour, since such times are memoryless; so the order of joining is the order of shortest
+    path lengths, and no sequential growth is needed. In a disconnected graph, only nodes of the start's component are
+    kept.
+
+    Args:
+        graphs: The batch.
+        draw: Its random numbers.
+        ratio: Share of the nodes to remove.
     """
-    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that paths end
+    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that shortest paths are finite
     start = graphs.starts + _whole(draw.per_graph(1)[0], graphs.num_nodes)
     joined = torch.full_like(waiting, torch.inf).index_fill(0, start, 0.0)
     source, target = graphs.edge_index
@@ -83,22 +109,38 @@ def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
 
 
 def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
+    """Set the features of floor(ratio n) random nodes of each graph to 0.
+
+    Args:
+        graphs: The batch.
+        draw: Its random numbers.
+        ratio: Share of the nodes.
+    """
     masked = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
     return replace(graphs, x=graphs.x.masked_fill(masked[:, None], 0))
 
 
 def edge_perturb(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
+    """Replace floor(ratio m) random edges of each graph by random pairs of nodes.
+
+    A pair that is drawn twice or is an edge already is kept once, so the number of edges may shrink.
+
+    Args:
+        graphs: The batch.
+        draw: Its random numbers.
+        ratio: Share of the edges.
+    """
     order, first, second = draw.per_edge(3)
     num_moved = _share(graphs.num_edges, ratio)
     moved = _lowest(order, graphs.edge_batch, num_moved)
     owner = graphs.edge_batch[moved]
     size, start = graphs.num_nodes[owner], graphs.starts[owner]
     one = _whole(first[moved], size)
-    # A second node beside the first; in a graph of one node there is none, and no edge to move either.
+    # A second node other than the first; a graph with one node has neither, but no edge to move either.
     other = (one + 1 + _whole(second[moved], size - 1)) % size
     drawn = torch.stack([start + torch.minimum(one, other), start + torch.maximum(one, other)])
     edges = torch.cat([graphs.edges[:, ~moved], drawn], dim=1)
-    codes = torch.unique(edges[0] * len(graphs.x) + edges[1])  # an edge that is drawn twice, or is there, is one
+    codes = torch.unique(edges[0] * len(graphs.x) + edges[1])  # removes duplicates
     edges = torch.stack([codes // len(graphs.x), codes % len(graphs.x)])
     counts = torch.bincount(graphs.batch[edges[0]], minlength=len(graphs))
     return replace(graphs, edges=edges, num_edges=counts)
@@ -114,16 +156,20 @@ AUGMENTATIONS: dict[str, Callable[[Graphs, Draw, float], Graphs]] = {
 
 @dataclass(frozen=True)
 class GraphAugment:
-    """Two views of each graph; each by one of the augmentations, which is drawn for the graph and the view.
+    """Two views of each graph; for each graph and view, one of the allowed augmentations is drawn.
 
-    ``first`` and ``second`` name them: "random" is any of the four, "none" leaves the graph as it is, and several
-    are joined with "+". The authors' code contrasts the graph itself with one view: ``first="none"``.
+    Attributes:
+        first: Augmentations of the first view: "random" for any of the four, "none" for the graph itself, or names
+            joined by "+". The authors' code contrasts the graph itself with one view: ``first="none"``.
+        second: Augmentations of the second view.
+        ratio: Share of nodes or edges that an augmentation changes.
 
-    >>> from hardneg.training.data.packed import pack
-    >>> graphs = pack([torch.ones(5, 1)] * 4, [torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])] * 4)
-    >>> first, second = GraphAugment("node_drop", "none").views(graphs, ids=torch.arange(4), epoch=0, seed=0)
-    >>> first.num_nodes.tolist(), second.num_nodes.tolist()
-    ([4, 4, 4, 4], [5, 5, 5, 5])
+    Example:
+        >>> from hardneg.training.data.packed import pack
+        >>> graphs = pack([torch.ones(5, 1)] * 4, [torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])] * 4)
+        >>> first, second = GraphAugment("node_drop", "none").views(graphs, ids=torch.arange(4), epoch=0, seed=0)
+        >>> first.num_nodes.tolist(), second.num_nodes.tolist()
+        ([4, 4, 4, 4], [5, 5, 5, 5])
     """
 
     first: str = "random"
@@ -136,6 +182,14 @@ class GraphAugment:
             kinds_of(names)
 
     def views(self, graphs: Graphs, ids: GraphIds, epoch: int, seed: int) -> tuple[Graphs, Graphs]:
+        """Return two views of a batch, with float features.
+
+        Args:
+            graphs: The batch.
+            ids: Id of each graph [g].
+            epoch: The epoch, part of the random key.
+            seed: The seed, part of the random key.
+        """
         first, second = (self._view(graphs, ids, view, epoch, seed) for view in (0, 1))
         return first, second
 
@@ -143,7 +197,7 @@ class GraphAugment:
         kinds, graphs = kinds_of((self.first, self.second)[view]), graphs.float()
         if not kinds:
             return graphs
-        # The second number of a graph: the first one is the start of its subgraph.
+        # The second number of each graph: ``subgraph`` uses the first one for its start.
         drawn = Draw(graphs, ids, view, epoch, seed).per_graph(2)[1]
         which = _whole(drawn, torch.full_like(ids, len(kinds)))
         places = [torch.nonzero(which == i)[:, 0] for i in range(len(kinds))]
@@ -155,7 +209,11 @@ class GraphAugment:
 
 
 def kinds_of(names: str) -> list[str]:
-    """The augmentations that a text names, each once."""
+    """Parse names of augmentations joined by "+", without duplicates and in the order of ``AUGMENTATIONS``.
+
+    >>> kinds_of("subgraph+node_drop"), kinds_of("none")
+    (['node_drop', 'subgraph'], [])
+    """
     if names == "none":
         return []
     chosen = list(AUGMENTATIONS) if names == "random" else names.split("+")
@@ -166,7 +224,7 @@ def kinds_of(names: str) -> list[str]:
 
 
 def keep_nodes(graphs: Graphs, kept: Annotated[Tensor, "n"]) -> Graphs:
-    """The graphs of these nodes and the edges between them."""
+    """Return the subgraphs induced by the nodes where ``kept`` [n] is true."""
     place = kept.cumsum(0) - 1
     whole = kept[graphs.edges].all(0)
     return Graphs(
@@ -178,17 +236,17 @@ def keep_nodes(graphs: Graphs, kept: Annotated[Tensor, "n"]) -> Graphs:
 
 
 def _whole(u: Tensor, below: Tensor) -> Tensor:
-    """A whole number in [0, below) of a number in [0, 1); in float64, since 24 bits times a size is not exact."""
+    """Map uniform numbers in [0, 1) to integers in [0, below); in float64, since 24 bits times a size is not exact."""
     return (u.double() * below).long()
 
 
 def _share(counts: Counts, ratio: float) -> Counts:
-    """floor(ratio n)."""
+    """Return floor(ratio n), robust to rounding errors."""
     return (counts.double() * ratio + 1e-9).long()
 
 
 def _lowest(keys: Tensor, owner: Tensor, counts: Counts) -> Tensor:
-    """True for the ``counts`` lowest keys of each graph; equal ones by their place."""
+    """Mark the ``counts`` lowest keys of each graph; ties go to the earlier position."""
     order = torch.argsort(keys, stable=True)
     order = order[torch.argsort(owner[order], stable=True)]  # by graph, then by key
     sizes = torch.bincount(owner, minlength=len(counts))
@@ -198,5 +256,5 @@ def _lowest(keys: Tensor, owner: Tensor, counts: Counts) -> Tensor:
 
 
 def _joint(ids: Tensor, place: Tensor) -> Tensor:
-    """One number of 64 bits of a graph's id and a place in it, both below 2 ** 32."""
+    """Combine a graph's id and a position in it, both below 2 ** 32, into one 64-bit number."""
     return (place << 32) | ids

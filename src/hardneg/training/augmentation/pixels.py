@@ -1,4 +1,8 @@
-"""The image operations of augmentation: float batches in [0, 1], one set of parameters per row, nothing random."""
+"""The image operations of augmentation: float batches in [0, 1], one set of parameters per row, deterministic.
+
+``Augment.draw`` makes the ``Parameters``; ``Augment.apply`` calls ``resample``, ``jitter``, ``grey_of`` and ``blur`` in
+this order. All are written on separate channels (``Planes``), which compilers fuse into few kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,49 @@ from torch.nn.functional import grid_sample, pad
 
 Images = Annotated[Tensor, "b c h w"]
 Planes = list[Annotated[Tensor, "b h w"]]
-"""The channels one by one: stacked in between, a compiler could not fuse what follows."""
+"""Separate channels: stacking them between operations would prevent a compiler from fusing these."""
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as in kornia; torchvision rounds the first to 0.2989
 
 
 class Parameters(NamedTuple):
-    """What was drawn for each row; rows are images, or images of the first view and then of the second."""
+    """The parameters drawn for each row; rows are images, or the first views of all images and then the second.
 
-    box: Annotated[Tensor, "4 b"]  # left, top, width, height of the crop in pixels
-    flip: Annotated[Tensor, "b"]  # bool
-    angle: Annotated[Tensor, "b"]  # radians
+    Attributes:
+        box: Left, top, width and height of the crop in pixels, [4, b].
+        flip: Whether to flip horizontally, bool [b].
+        angle: Rotation in radians, [b].
+        zoom: Magnification, [b].
+        shift: Shift to the right and down in pixels, [2, b].
+        factors: Brightness, contrast and saturation (1 changes nothing) and hue (in turns), [4, b].
+        stage: Position, 0 to 3, at which each of the four is applied, [4, b].
+        grey: Whether to convert to grey, bool [b].
+        sigma: Standard deviation of the blur in pixels, [b]; 0 leaves the image sharp.
+    """
+
+    box: Annotated[Tensor, "4 b"]
+    flip: Annotated[Tensor, "b"]
+    angle: Annotated[Tensor, "b"]
     zoom: Annotated[Tensor, "b"]
-    shift: Annotated[Tensor, "2 b"]  # pixels to the right, pixels down
-    factors: Annotated[Tensor, "4 b"]  # brightness, contrast, saturation (1 changes nothing), hue (turns)
-    stage: Annotated[Tensor, "4 b"]  # when each of the four is applied, 0 to 3
-    grey: Annotated[Tensor, "b"]  # bool
-    sigma: Annotated[Tensor, "b"]  # pixels; 0 leaves the image sharp
+    shift: Annotated[Tensor, "2 b"]
+    factors: Annotated[Tensor, "4 b"]
+    stage: Annotated[Tensor, "4 b"]
+    grey: Annotated[Tensor, "b"]
+    sigma: Annotated[Tensor, "b"]
 
 
 def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:
-    """Crop, flip and, if ``warped``, rotation, zoom and shift, in one bilinear resampling to the size of the input.
+    """Crop, flip and, if ``warped``, rotate, zoom and shift, in one bilinear resampling to the size of the input.
 
-    A crop repeats its edge, as cropping and then resizing does; a warp shows black outside the image.
+    Outside the image, a crop repeats its edge, as cropping and then resizing does; a warp shows black.
+
+    Args:
+        pixels: Images [b, c, h, w] in [0, 1].
+        parameters: One set per row.
+        warped: Whether to rotate, zoom and shift.
+
+    Returns:
+        The channels, each [b, h, w].
     """
     height, width = pixels.shape[2:]
     left, top, box_width, box_height = (per_row(side) for side in parameters.box)
@@ -57,10 +81,15 @@ def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:
 def jitter(
     planes: Planes, factors: Annotated[Tensor, "4 b"], stage: Annotated[Tensor, "4 b"], *, random_order: bool = True
 ) -> Planes:
-    """Brightness, contrast, saturation and hue, each at its own stage, clamped to [0, 1] after each.
+    """Apply brightness, contrast, saturation and hue, each at its own stage, clamping to [0, 1] after each.
 
-    The first three are blends, f x + (1 - f) target, with black, the image's mean grey, and its grey. Without
-    ``random_order`` the stages are taken to be 0, 1, 2, 3.
+    The first three are blends, f x + (1 - f) target, with black, the image's mean grey, and its grey.
+
+    Args:
+        planes: Red, green and blue, each [b, h, w].
+        factors: Strengths [4, b].
+        stage: Stage of each operation [4, b].
+        random_order: False if the stages are 0, 1, 2, 3 in every row, which takes less work.
     """
     for step in range(4):
         if random_order or step < 3:
@@ -78,7 +107,12 @@ def jitter(
 
 
 def shift_hue(planes: Planes, turns: Annotated[Tensor, "b"]) -> Planes:
-    """The hue of HSV turned by a fraction of a full turn; value and chroma stay."""
+    """Rotate the hue of HSV by a fraction of a full turn; value and chroma are unchanged.
+
+    Args:
+        planes: Red, green and blue, each [b, h, w].
+        turns: Rotation of each row [b].
+    """
     red, green, blue = planes
     value, low = torch.maximum(torch.maximum(red, green), blue), torch.minimum(torch.minimum(red, green), blue)
     chroma = value - low
@@ -90,12 +124,18 @@ def shift_hue(planes: Planes, turns: Annotated[Tensor, "b"]) -> Planes:
 
 
 def grey_of(planes: Planes) -> Annotated[Tensor, "b h w"]:
+    """Return the luma of red, green and blue by ITU-R 601, [b, h, w]."""
     red, green, blue = planes
     return _GREY[0] * red + _GREY[1] * green + _GREY[2] * blue
 
 
 def blur(planes: Planes, sigma: Annotated[Tensor, "b"]) -> Planes:
-    """Gaussian blur with a kernel of a tenth of the size, at least 3 pixels wide, reflecting at the edges."""
+    """Blur with a Gaussian kernel of a tenth of the size, at least 3 pixels wide, reflecting at the edges.
+
+    Args:
+        planes: Channels, each [b, h, w].
+        sigma: Standard deviation of each row in pixels [b]; rows with 0 are unchanged.
+    """
     return [_blurred(_blurred(plane, sigma, 1), sigma, 2) for plane in planes]
 
 
@@ -110,8 +150,10 @@ def _blurred(plane: Annotated[Tensor, "b h w"], sigma: Tensor, dim: int) -> Tens
 
 
 def blur_radius(size: int) -> int:
+    """Return the radius of the blur kernel in pixels for a given side, at least 1."""
     return max(1, size // 20)
 
 
 def per_row(values: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b 1 1"]:
+    """Reshape [b] to [b, 1, 1], to broadcast over pixels."""
     return values[:, None, None]

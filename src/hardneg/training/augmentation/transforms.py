@@ -1,4 +1,8 @@
-"""Views by any callable on one image, such as torchvision's, seeded by (seed, epoch, id, view)."""
+"""Views from any transform of a single image, such as torchvision's, seeded by (seed, epoch, id, view).
+
+``from_transform`` is public (``hardneg.training.augmentation``); ``PerImage`` seeds and applies the transform, checks
+that it is repeatable, and finds its deterministic steps for evaluation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from hardneg.training.augmentation.views import AnyViews, Ids, as_unit
 Transform = Callable[[Tensor], Tensor]
 
 PROBES, DRAWS = 16, 256
-"""Images and draws that show whether a step of a transform is random: one that acts in 5 % of its calls is found to be
+"""Images and draws that test whether a step of a transform is random: a step that acts in 5 % of its calls passes as
 deterministic in one of 200,000 cases."""
 
 
@@ -29,23 +33,33 @@ def from_transform(
     *,
     seed: Callable[[int], object] | None = None,
 ) -> AnyViews:
-    """Views from any callable on one float image [c, h, w] in [0, 1].
+    """Make views from any callable on one float image [c, h, w] in [0, 1].
 
-    It may draw from torch, NumPy's global generator and ``random``: all are seeded from (seed, epoch, id, view) for
-    each call, so that a view is the same in every batch, and set back afterwards. A transform with a generator of its
-    own, as those of albumentations from 1.4.19 on, needs ``seed``, which is called with a whole number below 2**32
-    before each call: ``seed=compose.set_random_seed``. Without it, the first batch raises.
+    The transform may draw from torch, NumPy's global generator and ``random``: all are seeded from (seed, epoch, id,
+    view) for each call, so that a view is the same in every batch, and restored afterwards.
 
-    Evaluation sees ``plain`` of the uint8 images [b, c, h, w]. Without it, it sees the steps of the transform that are
-    not random (of a ``Compose`` or ``nn.Sequential``, one by one), such as a Normalize at its end; a run stops if that
-    is on another scale, or of another size, than the views.
+    Args:
+        transform: Callable of an image [c, h, w] that returns an image.
+        plain: Makes the images that evaluation sees from uint8 images [b, c, h, w]. By default these are the steps of
+            the transform that are not random (of a ``Compose`` or ``nn.Sequential``, one by one), such as a final
+            Normalize; a run stops if their scale or size differs from the views'.
+        seed: Called with an integer below 2**32 before each image, for transforms with their own generator, such as
+            albumentations from 1.4.19 on: ``seed=compose.set_random_seed``. Without it, the first batch raises.
 
-    >>> images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    >>> views = from_transform(lambda image: image + 0.1 * torch.randn_like(image))
-    >>> first, second = views.views(images, ids=torch.arange(4), epoch=0, seed=0)
-    >>> alone, _ = views.views(images[2:3], ids=torch.tensor([2]), epoch=0, seed=0)
-    >>> torch.equal(alone[0], first[2])
-    True
+    Returns:
+        An augmentation to pass as ``views`` to a recipe.
+
+    Raises:
+        ArgumentError: If the transform is not callable; while drawing views, if it is not repeatable or returns images
+            of different sizes.
+
+    Example:
+        >>> images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+        >>> views = from_transform(lambda image: image + 0.1 * torch.randn_like(image))
+        >>> first, second = views.views(images, ids=torch.arange(4), epoch=0, seed=0)
+        >>> alone, _ = views.views(images[2:3], ids=torch.tensor([2]), epoch=0, seed=0)
+        >>> torch.equal(alone[0], first[2])
+        True
     """
     if not callable(transform):
         raise argument_error("from_transform", "a callable on one float image [c, h, w]", "transform", transform)
@@ -54,7 +68,12 @@ def from_transform(
 
 @dataclass(frozen=True)
 class PerImage:
-    """The views of a transform of one image, and its steps that are not random."""
+    """Views by a transform of one image, and the transform's deterministic steps.
+
+    Attributes:
+        transform: Callable of an image [c, h, w].
+        seed: Seeds the transform's own generator, if it has one.
+    """
 
     transform: Transform
     seed: Callable[[int], object] | None = field(default=None, repr=False)
@@ -62,6 +81,17 @@ class PerImage:
     _repeats: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __call__(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        """Return two views of each image, each seeded by (seed, epoch, id, view).
+
+        Args:
+            images: uint8 images [b, c, h, w].
+            ids: Id of each image [b].
+            epoch: The epoch.
+            seed: The seed.
+
+        Raises:
+            ArgumentError: On the first batch, if the transform is not repeatable.
+        """
         _to(self.transform, images.device)
         with _random_state_kept(images.device):
             if not self._repeats:
@@ -85,21 +115,25 @@ class PerImage:
         return _applied(self.transform, image)
 
     def _check_repeats(self, probes: Images) -> None:
-        """Raises unless the transform gives the same view again for the same seed."""
+        """Raise unless the transform returns the same view again for the same seed."""
         for word in range(max(1, DRAWS // (2 * len(probes)))):
             for image in probes:
                 first, second = self._seeded(image, word), self._seeded(image, word)
                 if first.shape != second.shape or not torch.allclose(first, second, equal_nan=True):
                     raise ArgumentError(
                         "from_transform",
-                        "a transform that gives the same view for the same seed",
-                        "two views of one image, since it draws from a generator of its own",
-                        fix="draw from torch, numpy.random or random; or pass what seeds it, such as "
+                        "a transform that returns the same view for the same seed",
+                        "two different views, since it draws from its own generator",
+                        fix="draw from torch, numpy.random or random, or pass a function that seeds it, such as "
                         "from_transform(transform, seed=compose.set_random_seed) for albumentations",
                     )
 
     def less_randomness(self, images: Images) -> Images:
-        """What the steps that are not random make of the images."""
+        """Apply the steps of the transform that are not random to uint8 images [b, c, h, w].
+
+        Raises:
+            ArgumentError: If a step fails without the random steps before it.
+        """
         if self._kept is None:
             object.__setattr__(self, "_kept", _not_random(self.transform, as_unit(images[:PROBES])))
         found = as_unit(images)
@@ -109,6 +143,7 @@ class PerImage:
 
 
 def _not_random(transform: Transform, images: Images) -> list[Transform]:
+    """Return the steps of a transform that give the same result under different seeds."""
     kept, probes = [], list(images)
     _to(transform, images.device)
     with _random_state_kept(images.device):
@@ -120,15 +155,16 @@ def _not_random(transform: Transform, images: Images) -> list[Transform]:
                 name = getattr(step, "__name__", type(step).__name__)
                 raise ArgumentError(
                     "from_transform",
-                    "to know what evaluation sees",
+                    "deterministic steps that also work without the random ones, for evaluation",
                     f"{type(error).__name__} from {name} without the random steps before it ({error})",
-                    fix="from_transform(transform, plain=...) says it, of uint8 images [b, c, h, w]",
+                    fix="pass from_transform(transform, plain=...), a function of uint8 images [b, c, h, w]",
                 ) from error
             kept += [] if random_step else [step]
     return kept
 
 
 def _is_random(step: Transform, probes: Sequence[Tensor]) -> bool:
+    """Return whether a step's result differs between seeds for one of the probes."""
     device = probes[0].device
     _seed_all(0, device)
     usual = [_applied(step, image) for image in probes]
@@ -140,7 +176,11 @@ def _is_random(step: Transform, probes: Sequence[Tensor]) -> bool:
 
 
 def _steps_of(transform: Transform) -> list[Transform]:
-    """Of a sequence. By its name: torchvision need not be there, and its RandomApply has ``transforms``, too."""
+    """Return the steps of a sequence, recursively; anything else is one step.
+
+    ``Compose`` is recognised by name, since torchvision may not be installed and its RandomApply also has
+    ``transforms``.
+    """
     if type(transform) is nn.Sequential:
         parts = list(transform)
     elif type(transform).__name__ == "Compose":
@@ -151,19 +191,19 @@ def _steps_of(transform: Transform) -> list[Transform]:
 
 
 def _applied(transform: Transform, image: Tensor) -> Tensor:
-    made = transform(image.clone())  # it may work in place
+    made = transform(image.clone())  # a transform may work in place
     if isinstance(made, Tensor) and made.ndim == 4 and len(made) == 1:  # kornia makes batches of images
         made = made[0]
     if not isinstance(made, Tensor) or made.ndim != 3:
         got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        raise ArgumentError("from_transform", "a transform that gives an image [c, h, w] for an image", f"{got}")
+        raise ArgumentError("from_transform", "a transform that returns an image [c, h, w]", f"{got}")
     return made
 
 
 def _stacked(images: list[Tensor]) -> Images:
     if any(image.shape != images[0].shape for image in images):
         shapes = sorted({tuple(image.shape) for image in images})
-        raise ArgumentError("from_transform", "a transform whose images have one size", f"{shapes}")
+        raise ArgumentError("from_transform", "a transform that returns images of one size", f"{shapes}")
     return torch.stack(images)
 
 
@@ -173,7 +213,7 @@ def _to(transform: Transform, device: torch.device) -> None:
 
 
 def _seed_all(word: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(word)  # torch.manual_seed looks for every kind of device, which takes 1 ms
+    torch.default_generator.manual_seed(word)  # torch.manual_seed checks every kind of device, which takes 1 ms
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(word)
@@ -183,7 +223,7 @@ def _seed_all(word: int, device: torch.device) -> None:
 
 @contextmanager
 def _random_state_kept(device: torch.device) -> Iterator[None]:
-    """Sets the generators of torch, NumPy and ``random`` back to where they were."""
+    """Restore the generators of torch, NumPy and ``random`` afterwards."""
     numpy_state, state = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -1,12 +1,16 @@
-"""Two views of each image: by the augmentation that a text names, by kornia, or by any callable.
+"""Two views of each image: from the text of ``--augment``, by kornia, or by any callable.
 
     augment_for_text("auto", images)                        the preset for images of this shape
     augment_for_text("cifar(blur_probability=0.5)", images)  a preset with other values
     augment_for_text("kornia(crop_scale=(0.1, 1))", images)  the same values, by kornia's modules
     as_augmentation(call)                                   call(images, ids, epoch, seed) -> (view 1, view 2)
 
-A callable should be a pure function of what it is given, or a resumed run sees other views: ``from_transform`` in
+A callable should be a pure function of its arguments, or a resumed run sees different views: ``from_transform`` in
 transforms.py seeds any transform of an image that way.
+
+Read ``Augmentation``, the protocol that training uses, then ``augment_for_text`` at the end. ``ImageData.prepared``
+(data/images.py) calls ``augment_for_text`` or ``as_augmentation``; ``check_plain`` compares a user's views with what
+evaluation sees before a run starts.
 """
 
 from __future__ import annotations
@@ -34,35 +38,48 @@ OPTIONS = tuple(one.name for one in fields(Augment) if one.name not in ("dtype",
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """What training needs of an augmentation, such as ``Augment``."""
+    """The methods that training needs of an augmentation, such as ``Augment``."""
 
     def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
-        """Two views of uint8 images, as floats."""
+        """Return two float views of uint8 images [b, c, h, w] with ids [b]."""
 
     def plain(self, images: Images) -> Images:
-        """The images as evaluation sees them, on the scale of the views."""
+        """Return the images as evaluation sees them, on the scale of the views."""
 
     def compiled(self) -> MakeImageViews:
-        """``views``, faster where it can be."""
+        """Return ``views``, or a faster equivalent."""
 
 
 def as_unit(images: Images) -> Images:
-    """Values in [0, 1]."""
+    """Convert uint8 images to float32 in [0, 1]."""
     return images.to(torch.float32) / 255.0
 
 
 @dataclass(frozen=True)
 class AnyViews:
-    """An augmentation of any callable: uint8 images [b, c, h, w], ids [b], epoch and seed in, two float batches out.
+    """An augmentation by any callable: uint8 images [b, c, h, w], ids [b], epoch and seed in, two float batches out.
 
-    Evaluation sees what ``shown`` makes of the images. Without it, that is what ``call.less_randomness`` gives, else
-    values in [0, 1], and ``check_plain`` compares it with the views before a run.
+    Attributes:
+        call: The callable.
+        shown: Makes the images that evaluation sees. Without it these are ``call.less_randomness`` of the images if
+            there is such a method, else values in [0, 1]; ``check_plain`` compares them with the views before a run.
     """
 
     call: MakeImageViews
     shown: Callable[[Images], Images] | None = None
 
     def views(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        """Return the callable's two views.
+
+        Args:
+            images: uint8 images [b, c, h, w].
+            ids: Id of each image [b].
+            epoch: The epoch.
+            seed: The seed.
+
+        Raises:
+            ArgumentError: If the callable does not return two float batches of b images.
+        """
         check_images(images, ids)
         found = self.call(images, ids, epoch, seed)
         if len(found) != 2 or any(view.ndim != 4 or len(view) != len(images) for view in found):
@@ -75,19 +92,30 @@ class AnyViews:
     __call__ = views
 
     def plain(self, images: Images) -> Images:
+        """Return the images as evaluation sees them."""
         if self.shown is not None:
             return self.shown(images)
         return getattr(self.call, "less_randomness", as_unit)(images)
 
     def compiled(self) -> MakeImageViews:
-        """As they are: what a callable does is its own."""
+        """Return ``views`` uncompiled: arbitrary code may not compile."""
         return self.views
 
 
 def check_plain(augment: Augmentation, images: Images, ids: Ids, seed: int) -> None:
-    """Raises if evaluation would see images on another scale, or of another size, than the views of a callable.
+    """Raise if evaluation would see images of another scale or size than the views of a callable.
 
-    Whoever says what evaluation sees is taken at their word.
+    Views that define ``plain`` themselves are trusted.
+
+    Args:
+        augment: The augmentation of the run.
+        images: Some uint8 images [b, c, h, w].
+        ids: Their ids [b].
+        seed: The seed of the run.
+
+    Raises:
+        ArgumentError: If shapes differ, a channel's mean differs by more than 0.75 of its deviation, or its deviation
+            by a factor of 2 or more.
     """
     if not isinstance(augment, AnyViews) or augment.shown is not None:
         return
@@ -95,18 +123,18 @@ def check_plain(augment: Augmentation, images: Images, ids: Ids, seed: int) -> N
     mean, std = _scale_of(plain)
     for view in augment.views(images, ids, 0, seed):
         if view.shape != plain.shape:
-            raise _not_as_trained(f"views {tuple(view.shape[1:])} and images {tuple(plain.shape[1:])} in evaluation")
+            raise _not_as_trained(f"views {tuple(view.shape[1:])} and evaluation images {tuple(plain.shape[1:])}")
         its_mean, its_std = _scale_of(view)
         ratio = its_std / std
-        # Strong augmentations stay well within these; any usual Normalize is outside of one of them.
+        # Strong augmentations stay well within these limits; any usual Normalize exceeds one of them.
         if ((its_mean - mean).abs() > 0.75 * std).any() or (ratio >= 2.0).any() or (ratio <= 0.5).any():
             means, stds = (_in_words(pair) for pair in ((its_mean, mean), (its_std, std)))
-            raise _not_as_trained(f"mean {means} and deviation {stds} of the channels in views and in evaluation")
+            raise _not_as_trained(f"channel means {means} and deviations {stds} in views and in evaluation")
 
 
 def _scale_of(images: Images) -> tuple[Tensor, Tensor]:
     std, mean = torch.std_mean(images.double(), dim=(0, 2, 3))
-    return mean, std.clamp(min=0.05)  # what is almost constant has no scale of its own
+    return mean, std.clamp(min=0.05)  # the deviation of an almost constant channel is meaningless
 
 
 def _in_words(pair: tuple[Tensor, Tensor]) -> str:
@@ -116,22 +144,26 @@ def _in_words(pair: tuple[Tensor, Tensor]) -> str:
 def _not_as_trained(got: str) -> ArgumentError:
     return ArgumentError(
         "train",
-        "evaluation to see what training sees, less the randomness",
+        "evaluation images with the scale and size of the views",
         got,
-        fix="say what evaluation sees: from_transform(transform, plain=...), or a method plain(images) of the views, "
-        "that takes uint8 images [b, c, h, w] and resizes and normalises them as the views are",
+        fix="define what evaluation sees: from_transform(transform, plain=...), or a method plain(images) of your "
+        "views, which resizes and normalises uint8 images [b, c, h, w] like the views",
     )
 
 
 def described(augment: Augmentation) -> str:
-    """The augmentation in one line, the same in every process and on every device: for the record of a run."""
+    """Describe the augmentation in one line for the record of a run, the same in every process and on every device."""
     if isinstance(augment, Augment):
         augment = replace(augment, channels_last=False)
     return re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(augment).split()))
 
 
 def as_augmentation(views: MakeImageViews | Augmentation) -> Augmentation:
-    """An augmentation as it is, or one of any callable; if that has a method ``plain``, evaluation sees its images."""
+    """Return an augmentation unchanged, or wrap a callable; its method ``plain``, if any, defines what evaluation sees.
+
+    Raises:
+        ArgumentError: If it is neither.
+    """
     if isinstance(views, Augmentation):
         return views
     if not callable(views):
@@ -141,15 +173,26 @@ def as_augmentation(views: MakeImageViews | Augmentation) -> Augmentation:
 
 @dataclass(frozen=True)
 class OfBatches:
-    """Views by kornia's modules, which draw for each row of a batch: as fast as whole batches are.
+    """Views by kornia's modules, which draw parameters for each row of a batch and process whole batches.
 
-    Seeded from the seed, the epoch and the first id: repeatable for the same batches, but not the same for other
-    batches of the same images, as ``Augment`` and ``from_transform`` are.
+    Seeded by the seed, the epoch and the first id: repeatable for the same batches, but unlike ``Augment`` and
+    ``from_transform`` an image's views change with its batch.
+
+    Attributes:
+        transform: Kornia's modules.
     """
 
     transform: nn.Module
 
     def __call__(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+        """Return two views of uint8 images [b, c, h, w].
+
+        Args:
+            images: The images.
+            ids: Id of each image [b]; the first one is part of the random key.
+            epoch: The epoch, part of the random key.
+            seed: The seed, part of the random key.
+        """
         word = int(uniforms(1, ids[:1], torch.zeros_like(ids[:1]), epoch, seed).item() * 2**24)
         self.transform.to(images.device)
         with torch.random.fork_rng([images.device] if images.is_cuda else []):
@@ -158,10 +201,19 @@ class OfBatches:
 
 
 def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int = 3) -> nn.Module:
-    """The same augmentation from kornia's modules, with kornia's own randomness."""
+    """Build the augmentation from kornia's modules, with kornia's own randomness.
+
+    Args:
+        augment: The values of the augmentation.
+        size: Height and width of the images.
+        in_channels: 3 includes the colour operations.
+
+    Raises:
+        ArgumentError: If the order of the colour operations is fixed, which kornia does not support.
+    """
     K = optional("kornia.augmentation", "kornia_transform", extra="vision")  # noqa: N806
     if augment.order != "random":
-        raise argument_error("kornia_transform", 'the order "random", which is kornia\'s', "order", augment.order)
+        raise argument_error("kornia_transform", 'order="random", the only one of kornia', "order", augment.order)
     steps: list[Any] = [
         K.RandomResizedCrop(size, augment.crop_scale, augment.crop_ratio, align_corners=False),
         K.RandomHorizontalFlip(p=augment.flip_probability),
@@ -181,10 +233,15 @@ def kornia_transform(augment: Augment, size: tuple[int, int], in_channels: int =
 
 
 def parse_augment(text: str) -> tuple[str, dict[str, Any]]:
-    """The preset, "auto" or "kornia" that a text names, and the values that are not the preset's.
+    """Parse ``--augment`` into its name (a preset, "auto" or "kornia") and changed values.
 
-    >>> parse_augment("cifar(crop_scale=(0.08, 1.0), blur_probability=0.5)")
-    ('cifar', {'crop_scale': (0.08, 1.0), 'blur_probability': 0.5})
+    Raises:
+        UnknownName: If the name or an option is unknown.
+        GrammarError: If the text cannot be parsed.
+
+    Example:
+        >>> parse_augment("cifar(crop_scale=(0.08, 1.0), blur_probability=0.5)")
+        ('cifar', {'crop_scale': (0.08, 1.0), 'blur_probability': 0.5})
     """
     name, bracket, _ = text.strip().partition("(")
     if name not in NAMES:
@@ -206,7 +263,15 @@ def parse_augment(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_augment(text: str, in_channels: int | None = None) -> None:
-    """Raises for a text that names no augmentation or, if they are known, one that does not fit the channels."""
+    """Raise if a text is no augmentation or does not match the channels.
+
+    Args:
+        text: The value of ``--augment``.
+        in_channels: Channels of the images, if known.
+
+    Raises:
+        ArgumentError: If the preset normalises another number of channels.
+    """
     name, changes = parse_augment(text)
     if name == KORNIA:
         optional("kornia.augmentation", "train", extra="vision")
@@ -222,7 +287,13 @@ def check_augment(text: str, in_channels: int | None = None) -> None:
 
 
 def augment_for_text(text: str, images: Images, *, channels_last: bool = False) -> Augmentation:
-    """The augmentation that a text names, for images like these."""
+    """Return the augmentation of a text, for images of this shape.
+
+    Args:
+        text: The value of ``--augment``.
+        images: uint8 images [n, c, h, w].
+        channels_last: Whether the views have the memory layout that convolutions on GPUs prefer.
+    """
     in_channels, size = images.shape[1], (images.shape[2], images.shape[3])
     check_augment(text, in_channels)
     name, changes = parse_augment(text)

@@ -1,21 +1,23 @@
-"""Graphs from files: .npz, and the text files of the TU collection (Morris et al. 2020).
+"""Readers of graphs: .npz files, and the text files of the TU collection (Morris et al. 2020).
 
     graphs:MUTAG            $HARDNEG_DATA/tu-graphs/MUTAG.npz, or TU text files in $HARDNEG_DATA/MUTAG or its raw/
     graphs:data/mine.npz    a file; ``save_graphs`` writes one
     graphs:data/MUTAG       a folder with MUTAG_A.txt, MUTAG_graph_indicator.txt ...
 
-Arrays of an .npz file, for g graphs with n nodes and m edges in all:
+Arrays of an .npz file, for g graphs with n nodes and m edges in total:
 
     node_ptr [g + 1]        graph i has the nodes node_ptr[i] to node_ptr[i + 1]
     edge_ptr [g + 1]        and the edges edge_ptr[i] to edge_ptr[i + 1]
     edges [2, m]            nodes of their graph, counted from 0; one direction is enough
-    edges_delta [2, m]      in its place: uint16, the differences along each row, which wrap around; compresses better
-    x [n, f]                features of the nodes, if any
-    node_label [n]          or their kinds, 0 to k - 1, which become one-hot features
-    y [g]                   the class of each graph, if any; class_values may name them
+    edges_delta [2, m]      alternatively the differences along each row as uint16 with wrap-around; compresses better
+    x [n, f]                features of the nodes, optional
+    node_label [n]          or labels of the nodes, 0 to k - 1, which become one-hot features
+    y [g]                   the class of each graph, optional; class_values may name the classes
 
-Of TU's text files, node labels are used where there are any, else node attributes. Graphs whose nodes have neither, or
-all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives those a constant. Edge labels are unused.
+TU's text files contribute node labels where there are any, else node attributes. Graphs whose nodes have neither, or
+all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives those a constant. Edge labels are ignored.
+
+``read_graphs`` is called by ``GraphData.read`` (graphs.py).
 """
 
 from __future__ import annotations
@@ -38,7 +40,13 @@ FOLDER = "tu-graphs"
 
 
 class GraphPart(NamedTuple):
-    """Graphs as they were read, and their labels as an index into the classes."""
+    """Graphs as they were read.
+
+    Attributes:
+        graphs: The graphs, packed.
+        labels: Class of each graph as an index into ``classes`` [g], or None.
+        classes: Names of the classes.
+    """
 
     graphs: Graphs
     labels: Array | None
@@ -46,32 +54,40 @@ class GraphPart(NamedTuple):
 
 
 def read_graphs(name: str, root: Path | None = None) -> GraphPart:
-    """The graphs of a name, a file or a folder."""
+    """Read the graphs of a name, a file or a folder.
+
+    Args:
+        name: Name of a TU data set, or a path.
+        root: Folder of named data sets; by default HARDNEG_DATA.
+
+    Raises:
+        NoFile: If there are no such graphs.
+        FileError: If a file cannot be used.
+    """
     path = graph_path(name, root)
     return _read_npz(path) if path.is_file() else _read_text(path)
 
 
 def graph_path(name: str, root: Path | None = None) -> Path:
-    """The path of the graphs of this name; raises if there is none."""
+    """Return the path of the graphs of a name; raise NoFile if there are none."""
     given, root = Path(name), default_root() if root is None else root
     own = [given, given / "raw"]
     named = [root / FOLDER / f"{name}.npz", root / f"{name}.npz", root / name, root / name / "raw"]
-    bare = len(given.parts) == 1 and not given.suffix  # the name of a data set before that of a folder
+    bare = len(given.parts) == 1 and not given.suffix  # names of data sets take precedence over folders
     for place in named + own if bare else own + named:
         if place.is_file() or list(place.glob("*_graph_indicator.txt")):
             return place
     if given.is_dir():
-        got = "where there is none"
-        raise NoFile("data", "TU text files, of which NAME_graph_indicator.txt is one", given, got)
-    fix = "HARDNEG_DATA or --data-root says where; graphs:FILE.npz and graphs:FOLDER name files of your own"
-    raise NoFile("data", f"{FOLDER}/{name}.npz or TU text files of {name}", root, "where there are none", fix)
+        raise NoFile("data", "TU text files such as NAME_graph_indicator.txt", given, "which has none")
+    fix = "set HARDNEG_DATA or --data-root; for your own files use graphs:FILE.npz or graphs:FOLDER"
+    raise NoFile("data", f"{FOLDER}/{name}.npz or TU text files of {name}", root, "which has neither", fix)
 
 
 _ADVICE = {
-    **dict.fromkeys(("node_ptr", "edge_ptr", "edges", "edges_delta", "node_label"), "save whole numbers"),
+    **dict.fromkeys(("node_ptr", "edge_ptr", "edges", "edges_delta", "node_label"), "save integers"),
     "x": "np.array(x, dtype=np.float32) has none",
-    "y": "np.array(y, dtype=str) makes text of them",
-    "class_values": "np.array(names, dtype=str) makes text of them",
+    "y": "np.array(y, dtype=str) converts them to text",
+    "class_values": "np.array(names, dtype=str) converts them to text",
 }
 
 
@@ -82,7 +98,7 @@ _SHAPES = {
     "node_label": ("whole numbers or texts [n]", "iuU", (1,)),
     "class_values": ("a name for each class", "iuU", (1,)),
 }
-"""Of each array what it must hold: in words, as kinds of numpy, and how many dimensions."""
+"""Requirements of each array: in words, as NumPy's kinds, and numbers of dimensions."""
 
 
 def _read_npz(path: Path) -> GraphPart:
@@ -90,14 +106,14 @@ def _read_npz(path: Path) -> GraphPart:
     for name, (what, allowed, dimensions) in _SHAPES.items():
         array = found.get(name)
         if array is not None and not (array.dtype.kind in allowed and array.ndim in dimensions):
-            raise FileError("data", f"{what} as {name}", path, f"with {array.dtype} {array.shape}")
+            raise FileError("data", f"{what} as {name}", path, f"which has {array.dtype} {array.shape}")
     node_ptr, edge_ptr = (_pointers(path, name, found[name]) for name in ("node_ptr", "edge_ptr"))
     if "edges" in found:
         edges = found["edges"]
     elif "edges_delta" in found:
         edges = np.cumsum(found["edges_delta"], axis=1, dtype=found["edges_delta"].dtype)
     else:
-        raise FileError("data", "an array `edges` or `edges_delta` of graphs", path, "which has neither")
+        raise FileError("data", "an array `edges` or `edges_delta`", path, "which has neither")
     if edges.shape != (2, edge_ptr[-1]) or len(node_ptr) != len(edge_ptr):
         got = f"with edges {edges.shape}, node_ptr {node_ptr.shape} and edge_ptr {edge_ptr.shape} to {edge_ptr[-1]}"
         raise FileError("data", "edges [2, m] and as many node_ptr as edge_ptr", path, got)
@@ -111,24 +127,24 @@ def _pointers(path: Path, name: str, array: Array) -> Array:
         raise FileError("data", f"{name} [g + 1] of whole numbers from 0", path, f"with {array.dtype} {array.shape}")
     wide = array.astype(np.int64)
     if (np.diff(wide) < 0).any():
-        raise FileError("data", f"{name} that does not fall", path, "where it does")
+        raise FileError("data", f"non-decreasing {name}", path, "which has decreasing values")
     return wide
 
 
 def _featured(
     path: Path, edges: Array, num_nodes: Array, num_edges: Array, kinds: Array | None, x: Array | None
 ) -> Graphs:
-    """Graphs with their attributes, else the kinds of their nodes, else their degrees as features."""
+    """Return graphs with, in this order, given features, one-hot node labels, or one-hot degrees."""
     n = int(num_nodes.sum())
     for name, part in (("labels", kinds), ("features", x)):
         if part is not None and len(part) != n:
-            raise FileError("data", f"{name} of each of {n} nodes", path, f"with {len(part)}")
+            raise FileError("data", f"{name} of each of {n} nodes", path, f"which has {len(part)}")
     if x is not None:
         features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, math.prod(x.shape[1:]))
         if features.shape[1] == 0:
-            raise FileError("data", "at least one feature of each node, or none of them", path, f"with x {x.shape}")
+            raise FileError("data", "x with at least one feature, or no x", path, f"which has x {x.shape}")
         if not bool(torch.isfinite(features).all()):
-            raise FileError("data", "finite node features", path, "with NaN or infinity")
+            raise FileError("data", "finite node features", path, "which has NaN or infinite values")
     elif kinds is not None and len(values := np.unique(kinds)) > 1:
         features = one_hot(torch.from_numpy(np.searchsorted(values, kinds)), len(values)).to(torch.uint8)
     else:
@@ -143,7 +159,7 @@ def _labelled(path: Path, graphs: Graphs, y: Array | None, names: Array | None =
     if labels is None:
         return GraphPart(graphs, None, ())
     if len(labels) != len(graphs):
-        raise FileError("data", f"y of each of {len(graphs)} graphs", path, f"with {len(labels)}")
+        raise FileError("data", f"y of each of {len(graphs)} graphs", path, f"which has {len(labels)}")
     values, numbers = np.unique(labels, return_inverse=True)
     if names is not None and values.dtype.kind == "i" and values[-1] < len(names):
         values = names[values]
@@ -151,7 +167,7 @@ def _labelled(path: Path, graphs: Graphs, y: Array | None, names: Array | None =
 
 
 def _read_text(folder: Path) -> GraphPart:
-    """TU's format: NAME_A.txt has an edge "i, j" a line, the others a line for each node or graph, counted from 1."""
+    """Read TU's format: NAME_A.txt has an edge "i, j" per line, the other files a line per node or graph, from 1."""
     indicator = next(iter(sorted(folder.glob("*_graph_indicator.txt"))))
     name = indicator.name.removesuffix("_graph_indicator.txt")
 
@@ -161,13 +177,13 @@ def _read_text(folder: Path) -> GraphPart:
 
     graph, edges = _numbers(indicator, int)[:, 0] - 1, read("A")
     if edges is None or edges.shape[1] != 2:
-        got = "where there is none" if edges is None else f"which has {edges.shape[1]}"
-        raise FileError("data", "a file of edges with two nodes a line", folder / f"{name}_A.txt", got)
+        got = "which does not exist" if edges is None else f"which has {edges.shape[1]}"
+        raise FileError("data", "a file of edges with two nodes per line", folder / f"{name}_A.txt", got)
     if graph[0] != 0 or not set(np.diff(graph).tolist()) <= {0, 1}:
-        what = "nodes in the order of their graphs, which count from 1 and leave out none"
-        raise FileError("data", what, indicator, "where they are not")
+        what = "nodes in the order of their graphs, numbered 1, 2, ... without gaps"
+        raise FileError("data", what, indicator, "which has another order")
     if edges.size and not 1 <= edges.min() <= edges.max() <= len(graph):
-        got = f"with nodes from {edges.min()} to {edges.max()}"
+        got = f"which has nodes from {edges.min()} to {edges.max()}"
         raise FileError("data", f"edges between the nodes 1 to {len(graph)}", folder / f"{name}_A.txt", got)
     num_nodes, owner = np.bincount(graph), graph[edges[:, 0] - 1]
     order = np.argsort(owner, kind="stable")
@@ -176,7 +192,7 @@ def _read_text(folder: Path) -> GraphPart:
     one_kind = None if kinds is None else np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1)
     x = attributes if one_kind is None or one_kind.max() == 0 else None
     graphs = _featured(folder, local.T, num_nodes, np.bincount(owner, minlength=len(num_nodes)), one_kind, x)
-    # Labels of -1 and 1 are two classes here, not a class and graphs without one.
+    # In TU files, labels -1 and 1 are two classes; elsewhere a negative label means none.
     classes, numbers = (None, None) if y is None else np.unique(y[:, 0], return_inverse=True)
     return _labelled(folder, graphs, numbers, classes)
 
@@ -184,18 +200,27 @@ def _read_text(folder: Path) -> GraphPart:
 def _numbers(path: Path, kind: type) -> Array:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of an empty file, which is raised below
+            warnings.simplefilter("ignore", UserWarning)  # about an empty file, for which an error is raised below
             found: Array = np.loadtxt(path, delimiter=",", dtype=kind, ndmin=2)
     except ValueError as error:
-        what = f"which has something else: {str(error).rstrip('.')}"
-        raise FileError("data", "numbers with commas between them", path, what) from None
+        got = f"which cannot be parsed: {str(error).rstrip('.')}"
+        raise FileError("data", "comma-separated numbers", path, got) from None
     if not found.size:
-        raise FileError("data", "numbers with commas between them", path, "which has none")
+        raise FileError("data", "comma-separated numbers", path, "which has none")
     return found
 
 
 def save_graphs(path: str | Path, graphs: Graphs, labels: Array | None = None) -> None:
-    """Writes what ``graphs:FILE.npz`` reads."""
+    """Write an .npz file that ``graphs:FILE.npz`` reads.
+
+    Args:
+        path: Path of the file.
+        graphs: The graphs.
+        labels: Class of each graph [g], optional.
+
+    Raises:
+        ArgumentError: If the number of labels differs from that of graphs.
+    """
     arrays = {
         "node_ptr": np.concatenate([[0], np.cumsum(graphs.num_nodes.cpu().numpy())]),
         "edge_ptr": np.concatenate([[0], np.cumsum(graphs.num_edges.cpu().numpy())]),

@@ -1,10 +1,10 @@
 """Graphs as data: ``graphs:NAME``, a file or a folder (graph_files.py).
 
-    graphs:MUTAG            all graphs are trained on, without labels, and a support vector machine classifies them in
+    graphs:MUTAG            trains on all graphs, without labels, and classifies them by a support vector machine in
                             10-fold cross-validation: the protocol of the graph papers
     graphs:MUTAG@3/10       the fourth of ten stratified folds is the test split, the others are the train split
 
-Recipes and negatives that read labels need the second form, since the first one would show them those of the test
+Recipes and negatives that read labels need the second form, because the first one would show them the labels of test
 graphs. A validation split is a fifth of the training graphs, and so is the test split of graphs without labels.
 """
 
@@ -42,20 +42,30 @@ from hardneg.training.options import SupervisedOptions, TrainOptions
 
 MakeGraphViews = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
 NORMS = {"auto": "batch", "gin": "batch", "gin-layer": "layer"}
-"""The encoders, and how each normalises."""
+"""The encoders, and the normalisation of each."""
 
 USUAL = GraphAugment()
 
 register_measure(
     "svm",
     "SVM accuracy",
-    "a support vector machine is fitted to the features; without a test split, ten times to nine tenths of the {noun}s",
+    "a support vector machine is fitted to the features; without a test split, in 10-fold cross-validation",
 )
 
 
 @dataclass(frozen=True, eq=False)
 class GraphData(Items, prefix="graphs", form="graphs:NAME"):
-    """Graphs with their ids and, where known, their labels."""
+    """Graphs with ids and, where known, labels.
+
+    Attributes:
+        graphs: The graphs, packed.
+        labels: Class of each graph, int64 [g], or None.
+        ids: Id of each graph, int64 [g].
+        name: Name of the data.
+        classes: Names of the classes.
+        augment: The views, set by ``prepared``.
+        own_views: A user's callable for views, set by ``prepared``.
+    """
 
     graphs: Graphs
     labels: Annotated[Tensor, "n"] | None
@@ -70,10 +80,17 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.graphs) != len(self.ids):
-            raise ArgumentError(f"GraphData {self.name!r}", f"ids of {len(self.graphs)} graphs", f"{len(self.ids)} ids")
+            what = f"one id for each of {len(self.graphs)} graphs"
+            raise ArgumentError(f"GraphData {self.name!r}", what, f"{len(self.ids)} ids")
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Splits | GraphData:
+        """Read graphs; with a fold, or without labels, divide them.
+
+        Args:
+            path: Name, file or folder with an optional fold after @.
+            options: The options of the run.
+        """
         path, fold = split_fold(path)
         found = read_graphs(path, None if options.data_root is None else Path(options.data_root))
         labels = None if found.labels is None else torch.from_numpy(found.labels.astype(np.int64))
@@ -84,6 +101,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:
+        """Raise for augmentations, encoders and recipes that cannot be used, without reading data."""
         if importlib.util.find_spec("sklearn") is None:
             raise missing_extra("graphs", "sklearn", "eval")
         with located("--augment"):
@@ -92,15 +110,23 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
             if options.encoder not in NORMS:
                 raise UnknownName(options.encoder, NORMS)
         if options.compile:
-            what = "no --compile for graphs: the batches differ in size, and each would be compiled anew"
+            what = "no --compile for graphs, whose batches differ in size and would be recompiled each time"
             raise ArgumentError("train", what, "compile=True")
         if split_fold(options.data)[1] is None and reads_labels(options):
-            what = "a test split for training that reads labels, or it would see those that it is tested on"
+            what = "a separate test split, since training reads labels"
             raise ArgumentError("train", what, f"--data {options.data}", f"use --data {options.data}@0/10")
 
     def fold(self, number: int, of: int) -> Splits:
-        """The other folds and this one, stratified by label; the same folds for every seed."""
-        order = np.random.RandomState(0).permutation(len(self))  # a stream that NumPy has frozen
+        """Return the splits of a fold, stratified by label; the folds are the same for every seed.
+
+        Args:
+            number: Fold that is the test split, from 0.
+            of: Number of folds.
+
+        Raises:
+            ArgumentError: If there are fewer graphs than folds.
+        """
+        order = np.random.RandomState(0).permutation(len(self))  # its stream is frozen by NumPy
         if self.labels is not None:
             order = order[np.argsort(self.labels.cpu().numpy()[order], kind="stable")]
         where = np.empty(len(self), dtype=np.int64)
@@ -111,15 +137,28 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Splits(self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0]))
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Graphs, Graphs]:
+        """Return two views of the graphs at some positions.
+
+        Args:
+            index: Positions [b].
+            epoch: The epoch.
+            seed: The seed.
+        """
         make = self.augment.views if self.own_views is None else self.own_views
         return make(self.graphs[index], self.ids[index], epoch, seed)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
+        """Return the graphs at positions [b] without augmentation."""
         return self.graphs[index].float()
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        """GIN and GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none."""
+        """Build GIN with GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none.
+
+        Args:
+            record: Record of the training graphs, with their number of features.
+            options: The options of the run.
+        """
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
         with seeded(options.seed):
             width = backbone.feature_dim
@@ -127,28 +166,38 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
 
     def record(self) -> dict[str, Any]:
+        """Return the record of all kinds, with the number of node features."""
         return {**super().record(), "features": self.graphs.num_features}
 
     def check_like(self, record: dict[str, Any]) -> None:
+        """Raise if the number of node features differs from the record."""
         before, now = record["features"], self.graphs.num_features
         if before != now:
-            raise ArgumentError("evaluate", f"graphs with {before} node features, as it was trained on", f"{now}")
+            raise ArgumentError("evaluate", f"graphs with {before} node features, like the training data", f"{now}")
 
     def prepared(self, options: TrainOptions, views: Any = None) -> GraphData:
-        """``views(graphs, ids, epoch, seed)`` gives two packed batches instead of the augmentation."""
+        """Return the graphs with the views of ``--augment`` or a user's own.
+
+        Args:
+            options: The options of the run.
+            views: A callable (graphs, ids, epoch, seed) -> two packed batches, or None.
+        """
         if views is not None and not callable(views):
             raise ArgumentError("train", "views(graphs, ids, epoch, seed) -> (view 1, view 2)", f"views={views!r}")
         return replace(self, augment=augment_for(options.augment), own_views=views)
 
     def described(self) -> str:
+        """Describe the views in one line, for the record of a run."""
         if self.own_views is None:
             return repr(self.augment)
         return re.sub(r" at 0x[0-9a-f]+", "", repr(self.own_views))
 
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
+        """Return the encoder and augmentation that "auto" stands for."""
         return {"encoder": NORMS[options.encoder], "augment": repr(augment_for(options.augment))}
 
     def shown(self, position: int) -> Shown:
+        """Return a drawing of the graph at a position, or its size where it is too large."""
         one = self.graphs[position : position + 1]
         kinds = one.x.argmax(1).tolist() if one.num_features > 1 else [0] * len(one.x)
         drawn = graph_drawing(one.edges.cpu().numpy(), kinds)
@@ -156,12 +205,24 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Shown(text=sizes) if drawn is None else Shown(picture=drawn)
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        """Return the measures: SVM accuracy first where there are classes, else retrieval.
+
+        Args:
+            splits: The splits of the run.
+            options: The options of the run.
+        """
         if not can_classify(splits):
             return ["retrieval"]
         return ["svm"] if cross_validated(splits) else ["svm", "knn", "1nn", "linear"]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
-        """By a support vector machine where there are classes, else by retrieval of the second view from the first."""
+        """Evaluate by a support vector machine where there are classes, else by retrieval of the second view.
+
+        Args:
+            splits: The splits of the run.
+            represent: The features of the trained encoder.
+            options: The options of the run.
+        """
         if not can_classify(splits):
             return super().evaluate(splits, represent, options)
         if cross_validated(splits):
@@ -176,28 +237,33 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
+        """Iterate over what the fingerprint covers: the packed tensors and every per-item field."""
         for name in ("x", "edges", "num_nodes", "num_edges"):
             yield name, getattr(self.graphs, name)
         yield from super().content()
 
 
 def split_fold(path: str) -> tuple[str, tuple[int, int] | None]:
-    """A path, and the fold behind it, if any.
+    """Split a path into the path and the fold after it, if any.
 
-    >>> split_fold("MUTAG@3/10"), split_fold("MUTAG")
-    (('MUTAG', (3, 10)), ('MUTAG', None))
+    Raises:
+        ArgumentError: If the fold is out of range.
+
+    Example:
+        >>> split_fold("MUTAG@3/10"), split_fold("MUTAG")
+        (('MUTAG', (3, 10)), ('MUTAG', None))
     """
     found = re.fullmatch(r"(.+)@(\d+)/(\d+)", path)
     if found is None:
         return path, None
     number, of = int(found[2]), int(found[3])
     if not (of >= 2 and number < of):
-        raise ArgumentError("graphs", "a fold such as @0/10, counted from 0, of 2 or more", f"@{number}/{of}")
+        raise ArgumentError("graphs", "a fold such as @0/10, counted from 0, with at least 2 folds", f"@{number}/{of}")
     return found[1], (number, of)
 
 
 def augment_for(text: str) -> GraphAugment:
-    """What ``--augment`` names: auto, one or several kinds of views, or graphcl(...) with values.
+    """Return the augmentation of ``--augment``: auto, one or several kinds of views, or graphcl(...) with values.
 
     >>> augment_for("node_drop+subgraph").first, augment_for('graphcl(first="none", ratio=0.1)').ratio
     ('node_drop+subgraph', 0.1)
@@ -211,7 +277,7 @@ def augment_for(text: str) -> GraphAugment:
 
 
 def reads_labels(options: TrainOptions) -> bool:
-    """Whether training would see labels: a supervised recipe, or negatives that raise without them."""
+    """Return whether training would read labels: in a supervised recipe, or with negatives that require them."""
     if isinstance(options, SupervisedOptions):
         return True
     keys = Keys(torch.eye(2), torch.arange(2), source=options.sources[0])
@@ -223,7 +289,7 @@ def reads_labels(options: TrainOptions) -> bool:
 
 
 def can_classify(splits: Splits) -> bool:
-    """Whether there are classes, of two graphs at least, so that one of them can be left out."""
+    """Return whether there are two classes or more, each with two graphs or more, so that one can be left out."""
     if splits.test.labels is None or splits.fitted.num_labels() < 2:
         return False
     counts = torch.bincount(splits.fitted.labels)
@@ -231,5 +297,5 @@ def can_classify(splits: Splits) -> bool:
 
 
 def cross_validated(splits: Splits) -> bool:
-    """Whether the test graphs are those that are trained on."""
+    """Return whether the test graphs are also the training graphs."""
     return torch.equal(splits.fitted.ids.cpu(), splits.test.ids.cpu())

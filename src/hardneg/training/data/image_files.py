@@ -1,4 +1,8 @@
-"""A user's images: folders, arrays and data sets of the hub, read as NumPy arrays of 8 bits."""
+"""Readers of a user's images (folders, .npz arrays, data sets of the hub) as 8-bit NumPy arrays.
+
+``images.load`` calls ``read_folder``, ``read_npz`` or ``read_hub``; ``image_texts`` reads single files by
+``decoded_images``. ``pixels`` converts any image to uint8.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,13 @@ from hardneg.io.arrays import Array, known_labels, read_arrays, means_no_label
 
 
 class SplitImages(NamedTuple):
-    """One split as it was read: images [n, h, w], [n, h, w, c] or [n, c, h, w]."""
+    """One split as it was read.
+
+    Attributes:
+        images: Images [n, h, w], [n, h, w, c] or [n, c, h, w].
+        labels: Index of each image's class, or None.
+        classes: Names of the classes.
+    """
 
     images: Array
     labels: Array | None
@@ -23,7 +33,14 @@ class SplitImages(NamedTuple):
 
 
 class ReadSplits(NamedTuple):
-    """What a reader found: the requested splits; without ``num_train`` there is one part only, to be split here."""
+    """The result of a reader.
+
+    Attributes:
+        train: The train split, or None if it was not requested.
+        test: The test split, or None if it was not requested or does not exist.
+        num_train: Size of the train split, also if it was not requested; None if there is one part only, which the
+            caller divides.
+    """
 
     train: SplitImages | None
     test: SplitImages | None = None
@@ -32,13 +49,14 @@ class ReadSplits(NamedTuple):
 
 _NPZ = {
     "images": "all images need one size",
-    "labels": "np.array(labels, dtype=str) makes text of them",
+    "labels": "np.array(labels, dtype=str) converts them to text",
     "test_images": "all images need one size",
-    "test_labels": "np.array(labels, dtype=str) makes text of them",
+    "test_labels": "np.array(labels, dtype=str) converts them to text",
 }
 
 
 def read_npz(path: Path) -> ReadSplits:
+    """Read the arrays images and labels, and optionally test_images and test_labels, of an .npz file."""
     arrays = read_arrays("data", path, _NPZ, needed=("images",))
     labels, test_labels = (
         known_labels(arrays[key], f"{key} of {path}") if key in arrays else None for key in ("labels", "test_labels")
@@ -58,8 +76,19 @@ _SHOWN = 5
 
 
 def read_folder(folder: Path, split: str, size: int | None) -> ReadSplits:
+    """Read a folder of images, with train/ and test/ (or val/) or without.
+
+    Args:
+        folder: The folder.
+        split: "train" and "test" read only that split's files.
+        size: Resize images to squares with this side, or None.
+
+    Raises:
+        NoFile: If the folder does not exist or has no images.
+        ArgumentError: If images cannot be read, differ in size, or lie outside the class folders.
+    """
     if not folder.is_dir():
-        raise NoFile("data", "a folder of images", folder, "where there is none")
+        raise NoFile("data", "a folder of images", folder, "which is not a folder")
     train = folder / "train"
     tests = [folder / name for name in ("test", "val", "valid", "validation") if (folder / name).is_dir()]
     if not train.is_dir() or not tests:
@@ -72,18 +101,18 @@ def read_folder(folder: Path, split: str, size: int | None) -> ReadSplits:
 
 
 def _test_folder(train: Path, tests: list[Path]) -> Path:
-    """The first one with classes; the test images of a competition have none, and its validation images do."""
+    """Return the first folder with classes: the test images of a competition have none, its validation images do."""
     chosen = next((place for place in tests if _has_classes(place, train)), tests[0])
     if chosen != tests[0]:
         warn_once(
             f"image_files.test.{tests[0]}",
-            f"The images in {tests[0]} have no classes, so those in {chosen} are evaluated on.",
+            f"The images in {tests[0]} have no classes, so those in {chosen} are used for evaluation.",
         )
     return chosen
 
 
 def _has_classes(place: Path, train: Path) -> bool:
-    """False for images without class folders, or in a single one that is no class of training, such as ``images``."""
+    """Return False for images without class folders, or in one folder that is no training class, such as ``images``."""
     known, names = set(_class_names(train)), _class_names(place)
     return not known or len(names) > 1 or not known.isdisjoint(names)
 
@@ -91,7 +120,7 @@ def _has_classes(place: Path, train: Path) -> bool:
 def _folder_parts(
     places: list[Path], folder: Path, size: int | None, left_out: Path | None = None, unlabelled: Path | None = None
 ) -> dict[Path, SplitImages]:
-    """The splits in these places, but for one of them, with the classes of all but the unlabelled one."""
+    """Read the splits in these folders, except ``left_out``, with the classes of all but ``unlabelled``."""
     classes = sorted({name for place in places if place != unlabelled for name in _class_names(place)})
     listed = {
         place: _classes_of_files(place, [] if place == unlabelled else classes) for place in places if place != left_out
@@ -116,27 +145,28 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _annotations(folder: Path) -> dict[str, str] | None:
-    """The class of each file by its name, from a table such as Tiny-ImageNet's ``val/val_annotations.txt``, if any."""
+    """Return the class of each file name from a table such as Tiny-ImageNet's ``val/val_annotations.txt``, if any."""
     path = folder / f"{folder.name}_annotations.txt"
     if not path.is_file():
         return None
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line]
     if any(len(row) < 2 for row in rows):
-        raise FileError("data", "a file name and a class in each line, with a tab between them", path)
+        raise FileError("data", "a file name and a class in each line, separated by a tab", path)
     return {name: label for name, label, *_ in rows}
 
 
 def image_files(folder: Path) -> list[Path]:
+    """Return the image files below a folder, sorted, without hidden files and folders."""
     found = (p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES)
-    # Only below the folder: whoever keeps data in ~/.cache means it.
+    # Hidden parts count only below the folder: data in ~/.cache is there on purpose.
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
-    """Each image file with its class, where there are any."""
+    """Return each image file with its class, where there are classes."""
     files = image_files(folder)
     if not files:
-        raise NoFile("data", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "where there are none")
+        raise NoFile("data", f"images ({', '.join(sorted(_SUFFIXES))})", folder, "which has none")
     if classes and (table := _annotations(folder)) is not None:
         if missing := [path.name for path in files if path.name not in table]:
             got = f"{len(missing)} without one, such as {missing[0]}"
@@ -145,12 +175,22 @@ def _classes_of_files(folder: Path, classes: list[str]) -> dict[Path, str]:
     found = {path: path.relative_to(folder).parts[0] for path in files}
     loose = sum(name not in classes for name in found.values())
     if classes and loose:
-        raise ArgumentError("data", "every image in a class folder", f"{loose} beside the class folders in {folder}")
+        got = f"{loose} images outside the class folders of {folder}"
+        raise ArgumentError("data", "every image in a class folder", got)
     return found
 
 
 def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Path, Array]:
-    """All of the images; unreadable ones are reported together, so that all can be fixed at once."""
+    """Decode image files in parallel; unreadable ones are reported together, so that all can be fixed at once.
+
+    Args:
+        files: The files.
+        folder: Folder to which the error shows paths relatively.
+        size: Resize images to squares with this side, or None.
+
+    Raises:
+        ArgumentError: If a file is not a readable image.
+    """
 
     def decoded(path: Path) -> Array | ValueError:
         try:
@@ -165,7 +205,7 @@ def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Pa
         names = [str(path.relative_to(folder) if path.is_relative_to(folder) else path) for path in broken]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{', '.join(names[:_SHOWN])}{more}"
-        got = f"{len(broken)} of {len(files)} that are not in {folder}: {listed}. Of the first: "
+        got = f"{len(broken)} of {len(files)} that are unreadable in {folder}: {listed}. The first error: "
         raise ArgumentError("data", "readable images", got + str(next(iter(broken.values()))))
     for error in broken.values():
         raise error
@@ -173,20 +213,30 @@ def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Pa
 
 
 def _warn_if_dark(images: Array, folder: Path) -> None:
-    """Images of 12 bits in files of 16 would be almost black, without an error."""
+    """Warn of 12-bit images in 16-bit files, which would be almost black without an error."""
     if (brightest := int(images.max())) <= 16:
         warn_once(
             f"image_files.dark.{folder}",
-            f"The brightest pixel in {folder} is {brightest} of 255, so hardly anything is left of the images; files "
-            "of 16 bits are read over their full range of 65,535. Write them as 8 bits over the range that they use.",
+            f"The brightest pixel in {folder} is {brightest} of 255, so the images are almost black; 16-bit files are "
+            "scaled by their full range of 65,535. Convert them to 8 bits over the range that they use.",
         )
 
 
 def read_hub(path: str, split: str, size: int | None) -> ReadSplits:
+    """Read a data set of the Hugging Face hub or its cache.
+
+    Args:
+        path: Name of the data set.
+        split: "train" and "test" read only that split.
+        size: Resize images to squares with this side, or None.
+
+    Raises:
+        ArgumentError: If the data set cannot be loaded or has no images.
+    """
     load = optional("datasets", f"hf:{path}", extra="text").load_dataset
     try:
         found = load(path)
-    except Exception as error:  # whatever the hub, its cache, pyarrow and fsspec raise, on many lines
+    except Exception as error:  # the hub, its cache, pyarrow and fsspec raise many types, with many lines
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError("data", "a data set of the hub or its cache", f"hf:{path} ({reason})") from error
     train = found["train"] if "train" in found else next(iter(found.values()))
@@ -201,7 +251,7 @@ def read_hub(path: str, split: str, size: int | None) -> ReadSplits:
 
 
 def _hub_part(path: str, rows: Any, size: int | None) -> SplitImages:
-    """The first column of images and the first of class labels."""
+    """Read the first column of images and the first of class labels."""
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
@@ -216,6 +266,7 @@ def _hub_part(path: str, rows: Any, size: int | None) -> SplitImages:
 
 
 def read_image(path: Path, size: int | None = None) -> Array:
+    """Read an image file as uint8 [h, w] or [h, w, 3], resized to a square of ``size`` if given."""
     Image = optional("PIL.Image", str(path), extra="vision")  # noqa: N806
     try:
         with Image.open(path) as image:
@@ -225,7 +276,16 @@ def read_image(path: Path, size: int | None = None) -> Array:
 
 
 def pixels(image: Any, where: str, size: int | None = None) -> Array:
-    """An image as uint8 [h, w] or [h, w, 3]; ``size`` fits it into a square, cutting what is too long."""
+    """Convert an image to uint8 [h, w] or [h, w, 3].
+
+    Args:
+        image: A PIL image; arrays and tensors are returned as arrays.
+        where: Where the image comes from, for the error.
+        size: Resize to a square with this side, cropping the longer dimension.
+
+    Raises:
+        ArgumentError: If the image has neither 8 nor 16 bits, or an array should be resized.
+    """
     if isinstance(image, np.ndarray | Tensor):
         if size is not None:
             raise argument_error("data", "PIL images to resize", "image", type(image).__name__)
@@ -237,7 +297,7 @@ def pixels(image: Any, where: str, size: int | None = None) -> Array:
 
 
 def _on_white(image: Any) -> Any:
-    """Grey or RGB, seen on white where it is transparent: what lies under the mask was never meant to be seen."""
+    """Convert to grey or RGB, with transparent parts in white: colours under a mask were never meant to be seen."""
     from PIL import Image
 
     grey = image.mode in ("1", "L", "LA", "La")
@@ -251,10 +311,10 @@ def _on_white(image: Any) -> Any:
 
 
 def _eight_bits(image: Any, format: str | None, where: str) -> Any:
-    """16 bits of grey are divided by 257, so that 65,535 is white; Pillow would cut them off at 255.
+    """Divide 16-bit grey by 257, so that 65,535 is white; Pillow would clip at 255.
 
-    Mode I is 16 bits in PNG (older Pillows) and in PGM, which Pillow scales to them. Elsewhere, as in mode F, nobody
-    knows which value is white.
+    Mode I has 16 bits in PNG (older Pillows) and in PGM, which Pillow scales to 16 bits. In other formats, as in mode
+    F, the value of white is undefined.
     """
     if not image.mode.startswith(("I", "F")):
         return image
@@ -262,17 +322,26 @@ def _eight_bits(image: Any, format: str | None, where: str) -> Any:
         raise ArgumentError(
             "data",
             "images of 8 or 16 bits",
-            f"mode {image.mode!r} in {where}, which does not define the value of white",
-            "write it as 8 bits over the range that you mean",
+            f"mode {image.mode!r} in {where}, for which the value of white is undefined",
+            "convert it to 8 bits over the range that you need",
         )
     from PIL import Image
 
     deep = np.asarray(image)
-    see_through = deep == image.info.get("transparency", -1)  # the one grey that PNG may call transparent
+    see_through = deep == image.info.get("transparency", -1)  # PNG may declare one grey value as transparent
     return Image.fromarray(np.where(see_through, 255, np.rint(deep / 257.0)).astype(np.uint8))
 
 
 def same_shape(images: list[Array], where: list[str]) -> Array:
+    """Stack images of one size, converting grey ones to RGB if others are in colour.
+
+    Args:
+        images: Images [h, w] or [h, w, 3].
+        where: Where each comes from, for the error.
+
+    Raises:
+        ArgumentError: If sizes differ.
+    """
     if len({image.ndim for image in images}) > 1:  # a few grey images among coloured ones
         _warn_of_few_colours(images, where)
         images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
@@ -282,17 +351,17 @@ def same_shape(images: list[Array], where: list[str]) -> Array:
                 "data",
                 "images of one size",
                 f"{images[0].shape[:2]} in {where[0]} and {image.shape[:2]} in {place}",
-                "size=64, or folder:PATH@64 on the command line, makes all of them 64 x 64",
+                "resize them, such as by size=64, or folder:PATH@64 on the command line",
             )
     return np.stack(images)
 
 
 def _warn_of_few_colours(images: list[Array], where: list[str]) -> None:
-    """One coloured file among grey ones makes all of them three channels, of another preset of views."""
+    """Warn if a few coloured files among grey ones turn all into RGB, which changes the preset of views."""
     coloured = [place for image, place in zip(images, where, strict=True) if image.ndim == 3]
     if 2 * len(coloured) < len(images):
         warn_once(
             f"image_files.colour.{coloured[0]}",
-            f"{len(coloured)} of {len(images)} images are in colour, such as {coloured[0]}, and the others grey: all "
-            "are read as RGB. Write these as grey images, if they are meant to be.",
+            f"{len(coloured)} of {len(images)} images are in colour, such as {coloured[0]}, and the others are grey: "
+            "all are read as RGB. Convert these to grey if they should be.",
         )

@@ -1,4 +1,7 @@
-"""The data kinds: which of them a name in ``--data`` belongs to."""
+"""The built-in data kinds, and which kind a name in ``--data`` belongs to.
+
+Importing this module registers all built-in kinds.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,45 @@ from hardneg.training.data.vector_pairs import VectorPairs as VectorPairs
 
 
 def kind_of(name: str, *, may_run: bool = True) -> type[Items]:
-    """The kind of data that a name belongs to; reads no data.
+    """Return the data kind of a name, without reading data.
 
-    A name that begins with the path of a Python file, ``file.py:spirals:1000``, runs that file, which registers its
-    kinds. ``may_run=False`` is for names from files that someone else may have written.
+    A name that starts with the path of a Python file, such as ``file.py:spirals:1000``, runs that file, which registers
+    its kinds.
 
-    >>> kind_of("digits").noun
-    'image'
+    Args:
+        name: Value of ``--data``.
+        may_run: Whether a Python file may be run; False for names read from files that someone else may have written.
+
+    Raises:
+        UnknownName: If no kind has this prefix.
+        NoFile: If the name is a path that does not exist.
+        ArgumentError: If the name is a path without a kind, or names a Python file that may not be run.
+
+    Example:
+        >>> kind_of("digits").noun
+        'image'
     """
     file, name = split_name(name)
     if file and may_run:
         run_file(Path(file), "data", "a Python file that exists and registers the kind")
     elif file and module_of(f"{file}:") not in sys.modules:
         fix = "import the file first, in Python: hardneg.training.data.kinds.kind_of(name)"
-        raise ArgumentError("data", "a kind that is known", f"{file}, which is not run for a name in a file", fix)
+        got = f"one from {file}, which is not run for names read from a file"
+        raise ArgumentError("data", "a known kind", got, fix)
     prefix = name.partition(":")[0]
     if name and prefix not in KINDS and (kinds := _kinds_of_path(Path(name))):
-        fix = f"write {' or '.join(f'{kind}:{name}' for kind in kinds)}"
+        fix = f"use {' or '.join(f'{kind}:{name}' for kind in kinds)}"
         raise ArgumentError("data", "the kind of data before a path", repr(name), fix)
     if prefix not in KINDS and name.startswith(("/", ".", "~")):
-        fix = f"check the path, and write the kind of data before it, such as folder:{name}"
-        raise NoFile("data", "a file or folder that exists", name, "which is not there", fix)
+        fix = f"check the path, and put the kind of data before it, such as folder:{name}"
+        raise NoFile("data", "a file or folder that exists", name, fix=fix)
     if prefix not in KINDS:
         raise UnknownName(name, forms(), usage=USAGE)
     return KINDS[prefix]
 
 
 def _kinds_of_path(path: Path) -> tuple[str, ...]:
-    """The kinds that a file or folder could be of; none where nothing is there."""
+    """Return the kinds that a file or folder may be of; empty if the path does not exist."""
     if path.is_dir():
         return (
             ("folder", "imagetext")

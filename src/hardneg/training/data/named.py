@@ -1,4 +1,8 @@
-"""The named data sets, read from disk as NumPy arrays."""
+"""Readers of the named image data sets (digits, fashion-mnist, cifar10, cifar100) as NumPy arrays.
+
+``NAMED`` maps names to readers of (split, root); ``images.load`` calls them. ``default_root`` is the folder for all
+data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def _read_digits(split: str, root: Path | None) -> ReadSplits:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise missing_extra("digits", "sklearn", "eval")
-    # The file alone: importing scikit-learn takes 2.5 s of processor time, as much as training for some epochs.
+    # Read the file directly: importing scikit-learn takes 2.5 s of processor time, as much as several epochs.
     with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
     pixels = (table[:, :64] * (255.0 / 16.0)).round().astype(np.uint8)  # 17 grey levels
@@ -57,24 +61,37 @@ def _find_idx(places: list[Path], name: str) -> Path:
         "data",
         f"the file {name}[.gz] of fashion-mnist",
         places[0],
-        f"where there is none, nor in {', '.join(map(str, places[1:]))}",
+        f"which does not have it, nor {', '.join(map(str, places[1:]))}",
         fix,
     )
 
 
 def _read_idx(path: Path, ndim: int) -> Array:
-    """The IDX format: two zero bytes, the type (8 = uint8), the number of axes, their sizes as big-endian int32."""
+    """Read the IDX format: two zero bytes, type (8 = uint8), number of axes, their sizes as big-endian int32."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, ndim]) or len(raw) < 4 + 4 * ndim:
         raise ArgumentError("data", f"an IDX file of uint8 with {ndim} axes", str(path))
     shape = np.frombuffer(raw, ">i4", ndim, offset=4)
     if len(raw) != 4 + 4 * ndim + int(np.prod(shape, dtype=np.int64)):
-        raise ArgumentError("data", f"a whole IDX file of shape {tuple(shape.tolist())}", f"{len(raw)} bytes in {path}")
+        what = f"a complete IDX file of shape {tuple(shape.tolist())}"
+        raise ArgumentError("data", what, f"{len(raw)} bytes in {path}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
 
 
 class Cifar(NamedTuple):
-    """Where the two CIFAR sets differ."""
+    """The differences between the two CIFAR sets.
+
+    Attributes:
+        folder: Folder of the extracted archive.
+        archive: Name of the archive.
+        train_files: Files of the train split.
+        test_file: File of the test split.
+        label_key: Key of the labels in each file.
+        names_file: File of the class names.
+        names_key: Key of the class names.
+        montage_labels: Prefix of the labels in labels.npz of a montage copy.
+        montage_names: Array of the class names in labels.npz.
+    """
 
     folder: str
     archive: str
@@ -112,11 +129,11 @@ def _read_cifar(name: str, split: str, root: Path | None) -> ReadSplits:
             continue
         return ReadSplits(read(True) if split != "test" else None, read(False) if split != "train" else None, 50_000)
     fix = (
-        f"--data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA says where, torchvision.datasets.{name.upper()}"
-        f"(FOLDER, download=True) puts it there, or use hf:uoft-cs/{name} with `datasets` installed"
+        f"set --data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA, download by torchvision.datasets."
+        f"{name.upper()}(FOLDER, download=True), or use hf:uoft-cs/{name} with `datasets` installed"
     )
     what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
-    raise NoFile("data", what, here, "where there is none of them", fix)
+    raise NoFile("data", what, here, "which has none of them", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> SplitImages:
@@ -129,7 +146,7 @@ def _cifar_archive(archive: Path, spec: Cifar, train: bool) -> SplitImages:
         def open_file(name: str) -> BinaryIO:
             member = tar.extractfile(f"{spec.folder}/{name}")
             if member is None:
-                raise ArgumentError("data", f"the file {name} in {archive}", "something else under that name")
+                raise ArgumentError("data", f"the file {name} in {archive}", "no regular file of this name")
             return member  # type: ignore[return-value]
 
         return _cifar_pickles(open_file, spec, train)
@@ -148,27 +165,28 @@ def _cifar_pickles(open_file: Callable[[str], BinaryIO], spec: Cifar, train: boo
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads pickled containers and NumPy arrays, and runs nothing else that a file may name."""
+    """Unpickle containers and NumPy arrays only, so that a file cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return an allowed class; raise UnpicklingError for any other."""
         allowed = {
             ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.numeric", "_frombuffer"), ("_codecs", "encode"),
         }  # fmt: skip
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"data needs arrays in a CIFAR file, got {module}.{name}.")
+            raise pickle.UnpicklingError(f"A CIFAR file may contain arrays only, got {module}.{name}.")
         return super().find_class(module, name)
 
 
 def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> SplitImages:
-    """A compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
+    """Read a compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
     split = "train" if train else "test"
     files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
     with ThreadPoolExecutor() as pool:
         squares = list(pool.map(read_image, files))
     for square, path in zip(squares, files, strict=True):
         if square.shape != (3200, 3200, 3):
-            raise ArgumentError("data", "montages of 3200 x 3200 pixels in colour", f"{square.shape} in {path}")
+            raise ArgumentError("data", "colour montages of 3200 x 3200 pixels", f"{square.shape} in {path}")
     tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
     with np.load(folder / "labels.npz") as labels:
         of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
@@ -184,7 +202,7 @@ NAMED: dict[str, Callable[[str, Path | None], ReadSplits]] = {
 
 
 def default_root() -> Path:
-    """The folder that HARDNEG_DATA names, or ``hardneg`` in the cache folder of the user."""
+    """Return the folder HARDNEG_DATA, or ``hardneg`` in the user's cache folder."""
     named = os.environ.get("HARDNEG_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     return Path(named) if named else Path(cache) / "hardneg"

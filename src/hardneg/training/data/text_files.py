@@ -1,4 +1,8 @@
-"""Texts from disk: lines of a plain file, or columns of a table."""
+"""Readers of texts from disk: lines of a plain file, or columns of a table.
+
+The data kinds of texts (texts.py, text_pairs.py, image_texts.py) parse a path by ``split_columns``, read a file by
+``read_lines`` or ``io.tables.read_table``, and take columns of a table by the other functions.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,11 @@ from hardneg.io.pair_labels import LABELS, ignored_label, mark_of
 from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
 GAP = 1_000_000
-"""Between the places of the last sentence of a document and the first of the next."""
+"""Documents start at multiples of this, so that sentences of different documents are never neighbours."""
+
 TEXT_COLUMNS = ("text", "sentence", "sentence1", "anchor", "query", "question")
+"""Usual names of a column of texts, in order of preference."""
+
 PAIR_COLUMNS = (
     ("anchor", "positive"),
     ("query", "positive"),
@@ -27,20 +34,36 @@ PAIR_COLUMNS = (
     ("query", "answer"),
     ("sentence1", "sentence2"),
 )
+"""Usual names of columns of pairs, in order of preference."""
 
 
 class Lines(NamedTuple):
-    """Sentences, and where each stands: neighbours of one document differ by 1."""
+    """Sentences with their positions; neighbours in a document differ by 1.
+
+    Attributes:
+        texts: The sentences.
+        places: Position of each sentence; documents are ``GAP`` apart.
+    """
 
     texts: list[str]
     places: list[int]
 
 
 def split_columns(path: str, fewest: int, most: int, form: str) -> tuple[Path, list[str]]:
-    """The file and the columns in brackets behind it.
+    """Split a path into the file and the columns in brackets after it.
 
-    >>> split_columns("notes.csv[title,topic]", 1, 2, "text:FILE[text,label]")[1]
-    ['title', 'topic']
+    Args:
+        path: Path as given in ``--data``, without its prefix.
+        fewest: Fewest columns, if there are brackets.
+        most: Most columns.
+        form: How the path should be written, for the error.
+
+    Raises:
+        ArgumentError: If there is no file, or the number of columns is wrong.
+
+    Example:
+        >>> split_columns("notes.csv[title,topic]", 1, 2, "text:FILE[text,label]")[1]
+        ['title', 'topic']
     """
     found = re.fullmatch(r"(.+?)\[([^\[\]]*)\]", path)
     file, columns = (found[1], [one.strip() for one in found[2].split(",")]) if found else (path, [])
@@ -50,13 +73,19 @@ def split_columns(path: str, fewest: int, most: int, form: str) -> tuple[Path, l
 
 
 def is_table(path: Path) -> bool:
+    """Return whether a path is a table: a folder (saved data set) or a file with a table's suffix."""
     return path.is_dir() or suffix_of(path) in table_suffixes
 
 
 def read_lines(path: Path) -> Lines:
-    """One sentence per line of a file, packed or not; an empty line begins another document."""
+    """Read one sentence per line, from a plain or compressed file; an empty line starts a new document.
+
+    Raises:
+        NoFile: If there is no file.
+        ArgumentError: If the file has no sentence.
+    """
     if not path.is_file():
-        raise NoFile("data", "a file of texts", path, "where there is none")
+        raise NoFile("data", "a file of texts", path, "which is not a file")
     with open_text(path, "data") as file:
         lines = list(file)
     texts, places, place = [], [], 0
@@ -73,13 +102,19 @@ def read_lines(path: Path) -> Lines:
 
 
 def column_in(table: Mapping[str, Any], name: str, path: Path) -> Any:
+    """Return a column of a table; raise UnknownName if it does not exist."""
     if name not in table:
         raise UnknownName(name, list(table), f"in {path}")
     return table[name]
 
 
 def texts_in(table: Table, name: str, path: Path) -> list[str]:
-    """A column of texts, none of them empty."""
+    """Return a column of texts, stripped.
+
+    Raises:
+        UnknownName: If the column does not exist.
+        FileError: If a row is empty or no text.
+    """
     values = column_in(table, name, path)
     wrong = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value.strip()), None)
     if wrong is not None:
@@ -89,7 +124,12 @@ def texts_in(table: Table, name: str, path: Path) -> list[str]:
 
 
 def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor | None, tuple[str, ...]]:
-    """A column of classes, as numbers and their names; None where it has none."""
+    """Return a column of classes as indices [n] and the classes' names; (None, ()) if no row has a class.
+
+    Raises:
+        UnknownName: If the column does not exist.
+        FileError: If a row has several labels.
+    """
     values = ["" if value is None else value for value in column_in(table, name, path)]
     if several := [value for value in values if isinstance(value, (list, dict))]:
         got = f"which has {printable(several[0], 40)}"
@@ -102,14 +142,18 @@ def labels_in(table: Mapping[str, Any], name: str, path: Path) -> tuple[Tensor |
 
 
 def negatives_in(table: Table, path: Path) -> list[list[str]]:
-    """What ``hardneg mine`` wrote beside the pairs: a column ``negative``, or negative_1, negative_2 ..."""
+    """Return each row's negatives from ``hardneg mine``: the columns ``negative`` or negative_1, negative_2, ..."""
     names = [name for name in table if re.fullmatch(r"negative(_\d+)?", name)]
     columns = [texts_in(table, name, path) for name in names]
     return [list(row) for row in zip(*columns, strict=True)] if columns else []
 
 
 def usual_column(table: Table, path: Path) -> Sequence[str]:
-    """The column of the texts where none is named: that of a usual name, or the only one beside labels and ids."""
+    """Return the column of texts where none is named: one with a usual name, or the only one besides labels and ids.
+
+    Raises:
+        ArgumentError: If there is no such column or more than one.
+    """
     for name in TEXT_COLUMNS:
         if name in table:
             return (name,)
@@ -121,17 +165,31 @@ def usual_column(table: Table, path: Path) -> Sequence[str]:
 
 
 def positive_rows(table: Table, first: str, second: str, wanted: Sequence[str], path: Path) -> Table:
-    """The rows with the label ``name=value``; without one, a column that may say which pairs are positives raises."""
+    """Return the rows with the label ``name=value``.
+
+    Without a label, raise if the table has a column that may mark which pairs are positives: ignoring it would train on
+    negatives.
+
+    Args:
+        table: The table.
+        first: Column of the first texts.
+        second: Column of the second texts.
+        wanted: Nothing, or one text ``name=value``.
+        path: Path of the table, for errors.
+
+    Raises:
+        ArgumentError: If a column of labels is ignored, the label is malformed, or no row has it.
+    """
     if not wanted:
         ignored = ignored_label({**table, second: column_in(table, second, path)}, (first, second), second)
         if ignored is not None:
-            fix = f"write pairs:{path}[{first},{second},{ignored}=1], by the label of the positives, or leave it out"
-            got = f"a column {ignored!r} in {path}, which is not read"
-            raise ArgumentError("data", "to know which pairs are positives", got, fix)
+            fix = f"use pairs:{path}[{first},{second},{ignored}=1] with the label of positives, or remove the column"
+            got = f"a column {ignored!r} in {path}, which would be ignored"
+            raise ArgumentError("data", "a label that marks positive pairs", got, fix)
         return table
     name, found, value = wanted[0].partition("=")
     if not found:
-        raise ArgumentError("data", "the label of positives as column=value", repr(wanted[0]))
+        raise ArgumentError("data", "the label of positives written as column=value", repr(wanted[0]))
     labels = column_in(table, name.strip(), path)
     kept = [row for row, label in enumerate(labels) if mark_of(label) == mark_of(value)]
     if not kept:
@@ -141,7 +199,11 @@ def positive_rows(table: Table, first: str, second: str, wanted: Sequence[str], 
 
 
 def pair_columns(table: Table, path: Path) -> Sequence[str]:
-    """The columns of the pairs where none are named: those of a usual name, or the only two of texts."""
+    """Return the columns of pairs where none are named: a usual pair of names, or the only two columns of texts.
+
+    Raises:
+        ArgumentError: If there are no such columns.
+    """
     for pair in PAIR_COLUMNS:
         if all(name in table for name in pair):
             return pair

@@ -1,10 +1,13 @@
-"""Sentences: two views of one are two passes with other dropout (SimCSE, Gao et al. 2021).
+"""Sentences: two views of a sentence are two passes with different dropout (SimCSE, Gao et al. 2021).
 
-    text:notes.txt                  one sentence per line; an empty line begins another document
+    text:notes.txt                  one sentence per line; an empty line starts a new document
     text:reviews.csv[review,stars]  a column of a table (CSV, TSV, JSONL, Parquet, a saved data set), and its classes
 
-Encoders are evaluated by STS where ``--evaluate-with sts:PATH`` is given, by classes where there are any, and by
+Encoders are evaluated by STS or retrieval benchmarks with ``--evaluate-with``, by classes where there are any, and by
 retrieval of the second half of a text from its first half.
+
+``TextItems`` is what this kind shares with pairs of texts (text_pairs.py). Files are read by text_files.py and
+tokenised by tokens.py.
 """
 
 from __future__ import annotations
@@ -29,27 +32,34 @@ from hardneg.training.options import TrainOptions
 from hardneg.training.text_encoders import check_text_encoder, encoded_texts, text_encoder
 
 SHOWN = 160
-"""Letters of a text on a page."""
+"""Characters of a text on a page."""
 
 
-class OfTexts(Items):
-    """What data sets of texts share: encoders, and evaluation by a benchmark beside them."""
+class TextItems(Items):
+    """The base class of text data: tokens, encoders, and evaluation with a benchmark.
+
+    Attributes:
+        columns: Fewest and most columns in brackets, and how these are written in errors.
+        tokens: The tokens of each side, set by ``prepared``.
+        tokenizer: The encoder's tokenizer, set by ``prepared``.
+    """
 
     noun: ClassVar[str] = "text"
     has_benchmarks: ClassVar[bool] = True
     has: ClassVar[str] = "texts"
-    columns: ClassVar[tuple[int, int, str]]  # how few and how many may stand in brackets, and how that is written
-    tokens: tuple[Ragged, ...] | None  # of each side
+    columns: ClassVar[tuple[int, int, str]]
+    tokens: tuple[Ragged, ...] | None
     tokenizer: Tokenizer | None
 
     @abstractmethod
     def sides(self) -> list[list[str]]:
-        """The texts, in one list or in several that are encoded apart."""
+        """Return the texts, in one list or in several that are encoded separately."""
 
     @classmethod
     def check(cls, options: TrainOptions) -> None:
+        """Raise for columns, encoders and benchmarks that cannot be used; reads the benchmark but no training data."""
         if options.augment != "auto":
-            what = "--augment auto, since the views of texts are passes with other dropout, or their own pairs"
+            what = "--augment auto, since the views of texts are passes with different dropout, or given pairs"
             raise argument_error("train", what, "augment", options.augment)
         with located("--data"):
             split_columns(split_name(options.data)[1].partition(":")[2], *cls.columns)
@@ -57,40 +67,75 @@ class OfTexts(Items):
             check_text_encoder(options.encoder)
         with located("--evaluate-with"):
             if (benchmark := benchmark_of(options.evaluate_with)) is not None:
-                read_benchmark(benchmark, options.evaluate_on)  # what is wrong with it is better known before training
+                read_benchmark(benchmark, options.evaluate_on)  # so that its errors appear before training
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
+        """Build the text encoder of a run; nothing of the record is needed.
+
+        Args:
+            record: Record of the training texts.
+            options: The options of the run.
+        """
         head = getattr(options, "head", "linear")
         return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
 
     def prepared(self, options: TrainOptions, views: Any = None) -> Self:
+        """Return the texts with tokens for the encoder of the options."""
         super().prepared(options, views)
         tokenizer = tokenizer_for(options.encoder)
         tokens = tuple(Ragged.of(side, tokenizer) for side in self.sides())
         return replace(self, tokens=tokens, tokenizer=tokenizer)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
+        """Move all tensors, including tokens, to a device."""
         tokens = self.tokens and tuple(side.to(device) for side in self.tokens)
         return replace(super().to(device), tokens=tokens)  # type: ignore[type-var]
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
+        """Return two views of the texts at some positions, each with its own keys for dropout.
+
+        Args:
+            index: Positions [b].
+            epoch: The epoch.
+            seed: The seed.
+        """
         first, second = (self.batch(view, index, view_keys(self.ids[index], view, epoch, seed)) for view in (0, 1))
         return first, second
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tokens:
+        """Return the tokens of the first side at positions [b], without keys and so without dropout."""
         return self.batch(0, index)
 
     def batch(self, side: int, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
-        """Rows of a side, or of the only one that there is."""
+        """Return the tokens of one side at positions [b].
+
+        Args:
+            side: Index of the side; the only side if there is one.
+            index: Positions [b].
+            keys: Keys for dropout [b], or None.
+        """
         assert self.tokens is not None, "tokens are those of prepared(options)"
         return self.tokens[min(side, len(self.tokens) - 1)].batch(index, keys)
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
+        """Return the measures, with the benchmark's first.
+
+        Args:
+            splits: The splits of the run.
+            options: The options of the run.
+        """
         benchmark = benchmark_of(options.evaluate_with)
         return [*([] if benchmark is None else [benchmark.name]), *super().measures(splits, options)]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
+        """Evaluate like all kinds, and with the benchmark of ``--evaluate-with``.
+
+        Args:
+            splits: The splits of the run.
+            represent: The features of the trained encoder.
+            options: The options of the run.
+        """
         found = super().evaluate(splits, represent, options)
         benchmark = benchmark_of(options.evaluate_with)
         if benchmark is None:
@@ -102,20 +147,31 @@ class OfTexts(Items):
         return Evaluation(found.figures | figures, found.arrays)
 
     def tokens_of(self, texts: Sequence[str]) -> Tokens:
-        """Any texts, as the encoder takes them."""
+        """Tokenise any texts for the encoder."""
         assert self.tokenizer is not None, "tokens are those of prepared(options)"
         ragged = Ragged.of(texts, self.tokenizer).to(self.ids.device)
         return ragged.batch(torch.arange(len(texts), device=self.ids.device))
 
 
 @dataclass(frozen=True, eq=False)
-class Texts(OfTexts, prefix="text", form="text:FILE"):
-    """Sentences, with where each stands in its document and, where known, its class."""
+class Texts(TextItems, prefix="text", form="text:FILE"):
+    """Sentences with their positions in documents and, where known, classes.
+
+    Attributes:
+        texts: The sentences.
+        labels: Class of each sentence, int64 [n], or None.
+        ids: Id of each sentence, int64 [n].
+        places: Position of each sentence, int64 [n]; neighbours in a document differ by 1.
+        name: Name of the data.
+        classes: Names of the classes.
+        tokens: The tokens, set by ``prepared``.
+        tokenizer: The encoder's tokenizer, set by ``prepared``.
+    """
 
     texts: list[str]
     labels: Annotated[Tensor, "n"] | None
     ids: Annotated[Tensor, "n"]
-    places: Annotated[Tensor, "n"]  # neighbours in a document differ by 1
+    places: Annotated[Tensor, "n"]
     name: str
     classes: tuple[str, ...] = ()
     tokens: tuple[Ragged, ...] | None = field(default=None, repr=False)
@@ -125,6 +181,12 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
 
     @classmethod
     def read(cls, path: str, options: TrainOptions) -> Texts:
+        """Read a text file or a table.
+
+        Args:
+            path: Path with optional columns in brackets: text and label.
+            options: The options of the run.
+        """
         file, columns = split_columns(path, *cls.columns)
         if not is_table(file):
             lines = read_lines(file)
@@ -139,19 +201,29 @@ class Texts(OfTexts, prefix="text", form="text:FILE"):
         return cls(texts, labels, torch.arange(len(texts)), torch.arange(len(texts)), path, classes)
 
     def sides(self) -> list[list[str]]:
+        """Return the sentences as the only side."""
         return [self.texts]
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tokens, Tokens]:
-        """The two halves of each text: two passes with other dropout are found in each other almost always."""
+        """Return the two halves of each text; two passes with different dropout would be matched almost always.
+
+        Args:
+            index: Positions [b].
+            epoch: Unused.
+            seed: Unused.
+        """
         first, second = zip(*(halves(self.texts[i]) for i in index.tolist()), strict=True)
         return self.tokens_of(first), self.tokens_of(second)
 
     def shown(self, position: int) -> Shown:
+        """Return the shortened sentence at a position."""
         return Shown(text=shortened(self.texts[position]))
 
 
 def halves(text: str) -> tuple[str, str]:
-    """By words; by characters where there is one word only, as in Chinese. Of one character both are the same.
+    """Split a text into halves by words, or by characters if there is one word only, as in Chinese.
+
+    Both halves of a single character are that character.
 
     >>> halves("one two three"), halves("abc")
     (('one', 'two three'), ('a', 'bc'))
@@ -163,4 +235,5 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def shortened(text: str) -> str:
+    """Cut a text to ``SHOWN`` characters for a page."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN].rstrip()} ..."

@@ -1,4 +1,8 @@
-"""Texts as an encoder receives them: rows of token numbers, padded, with a key for the dropout of each view."""
+"""Texts as an encoder receives them: padded rows of token numbers, with a key for the dropout of each view.
+
+``Ragged`` holds the tokens of a whole data set without padding; ``Ragged.batch`` makes ``Tokens``, the input of
+encoders. ``tokenizer_for`` returns the tokenizer that belongs to an encoder's name.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,23 @@ from hardneg.core.errors import ArgumentError, MissingExtra, optional
 from hardneg.core.keyed import splitmix
 
 MOST_TOKENS = 256
-"""Of a text; the rest is cut off."""
+"""Tokens of a text at most; the rest is cut off."""
 NUM_BUCKETS = 2**14
-"""Of the hashed subwords; bucket 0 is never used."""
+"""Buckets of hashed subwords; bucket 0 is never used."""
 
 Tokenizer = Callable[[Sequence[str]], list[list[int]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A batch of texts. Where ``keys`` are given, an encoder may drop parts of a row as a function of its key."""
+    """A batch of texts.
+
+    Attributes:
+        rows: Token numbers [b, l], padded with 0.
+        lengths: Number of tokens of each row, int64 [b].
+        keys: Key of each row for dropout, int64 [b], or None; an encoder may drop parts of a row as a function of its
+            key.
+    """
 
     rows: Annotated[Tensor, "b l"]
     lengths: Annotated[Tensor, "b"]
@@ -41,40 +52,55 @@ class Tokens:
         return Tokens(self.rows[rows], self.lengths[rows], None if self.keys is None else self.keys[rows])
 
     def to(self, device: torch.device | str) -> Tokens:
+        """Move the batch to a device."""
         keys = None if self.keys is None else self.keys.to(device)
         return Tokens(self.rows.to(device), self.lengths.to(device), keys)
 
     def joined(self, others: Sequence[Tokens]) -> Tokens:
+        """Return one batch of this one followed by the others, padded to the longest row."""
         every = [self, *others]
         longest = max(one.rows.shape[1] for one in every)
         rows = torch.cat([pad(one.rows, (0, longest - one.rows.shape[1])) for one in every])
         keys = None
-        if any(one.keys is not None for one in every):  # a key of 0 drops nothing
+        if any(one.keys is not None for one in every):  # key 0 means no dropout
             keys = torch.cat([torch.zeros_like(one.lengths) if one.keys is None else one.keys for one in every])
         return Tokens(rows, torch.cat([one.lengths for one in every]), keys)
 
     @property
     def mask(self) -> Annotated[Tensor, "b l"]:
+        """True for tokens, False for padding, [b, l]."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.lengths[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """The tokens of all texts, one behind the other."""
+    """The tokens of many texts, concatenated without padding.
+
+    Attributes:
+        flat: All tokens, int32 [m].
+        ends: End of each text in ``flat``, int64 [n].
+
+    Example:
+        >>> Ragged.of(["a b", "c"], lambda texts: [[1, 2], [3]]).batch(torch.tensor([1, 0])).rows.tolist()
+        [[3, 0], [1, 2]]
+    """
 
     flat: Annotated[Tensor, "m"]
     ends: Annotated[Tensor, "n"]
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
+        """Tokenise texts, cutting each to ``MOST_TOKENS``; a text without tokens gets a single 0."""
         lists = [row[:MOST_TOKENS] or [0] for row in tokenizer(texts)]
         flat = torch.tensor([token for row in lists for token in row], dtype=torch.int32)
         return cls(flat, torch.tensor([len(row) for row in lists], dtype=torch.int64).cumsum(0))
 
     def to(self, device: torch.device | str) -> Ragged:
+        """Move the tokens to a device."""
         return replace(self, flat=self.flat.to(device), ends=self.ends.to(device))
 
     def batch(self, index: Annotated[Tensor, "b"], keys: Tensor | None = None) -> Tokens:
+        """Return the padded tokens of the texts at positions [b], with the given keys."""
         begin = torch.where(index > 0, self.ends[index - 1], 0)
         lengths = self.ends[index] - begin
         columns = torch.arange(int(lengths.max()) if len(index) else 0, device=index.device)
@@ -84,7 +110,14 @@ class Ragged:
 
 
 def view_keys(ids: Annotated[Tensor, "b"], view: int, epoch: int, seed: int) -> Annotated[Tensor, "b"]:
-    """A number for each (seed, epoch, id, view), never 0."""
+    """Return a pseudo-random number for each (seed, epoch, id, view), never 0, as int64 [b].
+
+    Args:
+        ids: Id of each row [b].
+        view: 0 or 1.
+        epoch: The epoch.
+        seed: The seed.
+    """
     mixed = torch.zeros_like(ids)
     for part in (seed, epoch, view, ids):
         mixed = splitmix(mixed ^ part)
@@ -92,7 +125,7 @@ def view_keys(ids: Annotated[Tensor, "b"], view: int, epoch: int, seed: int) -> 
 
 
 def hashed_subwords(texts: Sequence[str]) -> list[list[int]]:
-    """Words and their pieces of three to five letters, hashed to buckets (Bojanowski et al. 2017).
+    """Tokenise into words and their pieces of three to five letters, hashed to buckets (Bojanowski et al. 2017).
 
     >>> len(hashed_subwords(["A cat"])[0])  # <a>; <cat>, and <ca, cat, at>, <cat, cat>
     7
@@ -110,7 +143,11 @@ def _buckets(word: str) -> tuple[int, ...]:
 
 
 def tokenizer_for(encoder: str) -> Tokenizer:
-    """The tokenizer of an encoder by its name: hashed subwords, or that of ``hf:PATH`` and ``st:PATH``."""
+    """Return the tokenizer of an encoder by name: hashed subwords, or that of ``hf:PATH`` and ``st:PATH``.
+
+    Raises:
+        ArgumentError: If the model in PATH has no usable tokenizer.
+    """
     kind, _, path = encoder.partition(":")
     return hashed_subwords if kind in ("auto", "hashed") else _pretrained(kind, path)
 
@@ -125,11 +162,11 @@ def _pretrained(kind: str, path: str) -> Tokenizer:
         found: Any = tokenizer.from_pretrained(path)
     except MissingExtra:
         raise
-    except Exception as error:  # whatever the hub, its cache and damaged files lead to
+    except Exception as error:  # the hub, its cache and damaged files raise many types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError("train", "a model with a tokenizer", f"{kind}:{path} ({reason})") from error
 
-    most = min(MOST_TOKENS, found.model_max_length)  # a model has no more positions than that
+    most = min(MOST_TOKENS, found.model_max_length)  # the model has no further positions
 
     def tokens(texts: Sequence[str]) -> list[list[int]]:
         rows: list[list[int]] = found(list(texts), truncation=True, max_length=most)["input_ids"]
@@ -139,7 +176,7 @@ def _pretrained(kind: str, path: str) -> Tokenizer:
 
 
 def _static_file(folder: Path) -> Path | None:
-    """The tokenizer file of a sentence-transformers model with a StaticEmbedding, which adds no special tokens."""
+    """Return the tokenizer file of a model with StaticEmbedding, which adds no special tokens; None for others."""
     path = folder / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     found = [folder / one["path"] for one in modules[:1] if one["type"].endswith("StaticEmbedding")]

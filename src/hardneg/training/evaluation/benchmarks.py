@@ -1,4 +1,9 @@
-"""Benchmarks that encoders of texts are evaluated with at the end of a run: ``sts:PATH`` and ``beir:PATH``."""
+"""Benchmarks that evaluate text encoders at the end of a run: ``sts:PATH`` and ``beir:PATH``.
+
+The data kinds of texts (data/texts.py) call ``benchmark_of`` and ``read_benchmark`` before training, so that a bad path
+fails early, and ``benchmark_figures`` at the end. Every figure comes with one number per item whose mean it is, from
+which comparisons of runs compute their intervals.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +25,34 @@ from hardneg.training.evaluation.sts import Pair, read_sts
 register_measure(
     "sts",
     "Spearman on STS",
-    "the correlation of ranks between cosines and people's scores of pairs of sentences, the mean over the tasks",
+    "the rank correlation between cosines and human similarity scores of sentence pairs, averaged over the tasks",
     unit="x 100",
 )
-register_measure("ndcg@10", "nDCG@10", "how high the judged documents stand among the ten nearest of each query")
+register_measure("ndcg@10", "nDCG@10", "how high relevant documents rank among the ten nearest of each query")
 
 NAMES = {"sts": "sts", "beir": "ndcg@10"}
 EncodeDocuments = Callable[[Sequence[str]], Annotated[Tensor, "n d"]]
 
 
 class Benchmark(NamedTuple):
-    name: str  # of its measure
+    """A benchmark to evaluate with.
+
+    Attributes:
+        name: Name of its measure, "sts" or "ndcg@10".
+        path: File or folder of the benchmark.
+    """
+
+    name: str
     path: Path
 
 
 def benchmark_of(text: str | None) -> Benchmark | None:
-    """The benchmark that ``--evaluate-with`` names; reads nothing of it."""
+    """Parse ``--evaluate-with`` without reading the benchmark; None for None.
+
+    Raises:
+        ArgumentError: If the text is neither sts:PATH nor beir:PATH.
+        NoFile: If PATH does not exist.
+    """
     if text is None:
         return None
     kind, _, path = text.partition(":")
@@ -47,39 +64,67 @@ def benchmark_of(text: str | None) -> Benchmark | None:
 
 
 def read_benchmark(benchmark: Benchmark, evaluate_on: str) -> RetrievalSet | list[Pair]:
-    """Its test split, or its dev split for ``evaluate_on="validation"``, by which values are tuned."""
+    """Read the test split of a benchmark, or its dev split for ``evaluate_on="validation"``, which is used for tuning.
+
+    Args:
+        benchmark: The benchmark to read.
+        evaluate_on: "test" or "validation".
+
+    Raises:
+        ArgumentError: If a BEIR folder has no judgements for the split.
+        FileError: If all scores of an STS task are equal, so that they have no ranks.
+    """
     split = "dev" if evaluate_on == "validation" else "test"
     if benchmark.name != "ndcg@10":
         return _checked(read_sts(benchmark.path, split), benchmark.path)
     judged = f"qrels/{split}.tsv"
     if not any((benchmark.path / f"{judged}{suffix}").exists() for suffix in ("", ".gz")):
-        fix = f"add {judged}, or leave --evaluate-with out while values are tuned on the validation split"
+        fix = f"add {judged}, or omit --evaluate-with while tuning on the validation split"
         raise ArgumentError("train", f"a BEIR folder with {judged}", str(benchmark.path), fix)
     return read_beir(benchmark.path, split)
 
 
 def _checked(pairs: list[Pair], path: Path) -> list[Pair]:
-    """Raises for a task whose scores have no ranks."""
+    """Return the pairs; raise if all scores of a task are equal, so that they have no ranks."""
     scores: dict[str, set[float]] = {}
     for pair in pairs:
         scores.setdefault(pair.task, set()).add(pair.score)
     for task, found in scores.items():
         if len(found) < 2:
-            raise FileError("evaluate", f"scores that differ in {task}", path, f"where all are {found.pop():g}")
+            raise FileError("evaluate", f"different scores in task {task}", path, f"where all are {found.pop():g}")
     return pairs
 
 
 def benchmark_figures(benchmark: Benchmark, encode: EncodeDocuments, evaluate_on: str = "test") -> dict[str, Any]:
-    """The figures, with one number for each item where the figure is a mean of such."""
+    """Evaluate a text encoder on a benchmark.
+
+    Args:
+        benchmark: The benchmark to read.
+        encode: Function of a list of texts that returns vectors [n, d].
+        evaluate_on: "test" or "validation".
+
+    Returns:
+        The figures by name, with ``num_items`` and, where a figure is a mean over items, packed ``scores``, one per
+        item.
+    """
     data = read_benchmark(benchmark, evaluate_on)
     if isinstance(data, RetrievalSet):
         found = evaluate_retrieval(data, lambda texts: encode(texts).cpu())
         return found | {"num_items": {"ndcg@10": found.pop("num_queries")}}
-    return sts_of(data, encode)
+    return sts_benchmark_figures(data, encode)
 
 
-def sts_of(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
-    """The mean over the tasks of Spearman's correlation, and each pair's part of it."""
+def sts_benchmark_figures(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
+    """Compute the mean over tasks of Spearman's correlation, and each pair's contribution.
+
+    Args:
+        pairs: Scored pairs of sentences.
+        encode: Function of a list of texts that returns vectors [n, d].
+
+    Returns:
+        ``sts`` (the mean), ``sts_tasks`` (the correlation of each task), ``num_items``, and packed ``scores`` whose
+        mean is ``sts``.
+    """
     vectors = encode([text for pair in pairs for text in (pair.first, pair.second)])
     cosines = cosine_similarity(vectors[0::2].double(), vectors[1::2].double()).cpu().numpy()
     gold = np.array([pair.score for pair in pairs])
@@ -89,16 +134,18 @@ def sts_of(pairs: Sequence[Pair], encode: EncodeDocuments) -> dict[str, Any]:
         rows = np.array([pair.task == task for pair in pairs])
         own = spearman_parts(cosines[rows], gold[rows])
         of_tasks[task] = float(own.mean())
-        parts[rows] = own * len(pairs) / (len(tasks) * rows.sum())  # so that the mean over all is that of the tasks
+        # Weighted so that the mean over all pairs is the mean over the tasks.
+        parts[rows] = own * len(pairs) / (len(tasks) * rows.sum())
     found = {"sts": float(parts.mean()), "sts_tasks": of_tasks, "num_items": {"sts": len(pairs)}}
     return found | {"scores": {"sts": pack_numbers(parts)}}
 
 
 def spearman_parts(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
-    """One number per pair, with Spearman's correlation as their mean and its sampling variance as theirs over n.
+    """Split Spearman's correlation into one number per pair.
 
-    With z and w the standardised ranks, rho = mean(z w), and a pair moves it by z w - rho (z^2 + w^2) / 2 (the
-    influence function of a correlation), which is 0 in the mean.
+    Their mean is the correlation, and their variance over n is its sampling variance. With z and w the standardised
+    ranks, rho = mean(z w), and a pair moves it by z w - rho (z^2 + w^2) / 2 (the influence function of a correlation),
+    whose mean is 0.
 
     >>> float(spearman_parts(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])).mean())
     0.5

@@ -1,5 +1,7 @@
-"""Classification of texts by a logistic regression on their embeddings (SentEval's MR, CR, SUBJ, MPQA, SST-2, TREC,
-MRPC, or any table of texts and labels).
+"""Classification of texts by logistic regression on their embeddings.
+
+For SentEval's MR, CR, SUBJ, MPQA, SST-2, TREC and MRPC, or any table of texts and labels. ``hardneg evaluate`` calls
+``read_classification`` and then ``evaluate_classification``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.io.tables import read_table
 from hardneg.training.evaluation.logistic import folds_of, linear_predict
-from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, as_text_encoder
 
 WHO = "evaluate"
 FOLDS = 10
@@ -25,18 +27,35 @@ TRAIN = ("train", "dev", "validation")
 
 @dataclass(frozen=True)
 class TextTask:
-    """Texts, or pairs of texts, with labels; ``splits`` has "test" for rows to test on, or "all" for every row."""
+    """Texts, or pairs of texts, with labels and splits.
+
+    Attributes:
+        texts: One or two texts per row.
+        labels: The class of each row.
+        splits: The split of each row: "test" is tested on, "train", "dev" and "validation" are fitted to, "all" takes
+            part in cross-validation.
+        skipped: Number of rows that were skipped because their text is empty.
+    """
 
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     splits: tuple[str, ...]
-    skipped: int = 0  # rows whose text is empty
+    skipped: int = 0
 
 
 def read_classification(path: str | Path) -> dict[str, TextTask]:
-    """Tasks by name from a table with the columns text and label, and perhaps task, split and text2.
+    """Read classification tasks from a table with the columns text and label, and optionally task, split and text2.
 
-    Rows with an empty text are skipped and counted. Without a split every row is used in cross-validation.
+    Rows with an empty text are skipped and counted. Without a column "split", every row is used in cross-validation.
+
+    Args:
+        path: A table (Parquet, JSONL, CSV, TSV).
+
+    Returns:
+        Tasks by name; without a column "task" there is one, named after the file.
+
+    Raises:
+        ArgumentError: If the columns text and label are missing.
     """
     table = read_table(path, WHO)
     if not {"text", "label"} <= table.keys():
@@ -63,22 +82,34 @@ def _task(rows: list[tuple[tuple[str, ...], str, str]], skipped: int) -> TextTas
 def evaluate_classification(
     tasks: dict[str, TextTask], encoder: TextEncoder | Any, step: Callable[[int], None] = lambda done: None
 ) -> dict[str, dict[str, Any]]:
-    """The accuracy of every task: on its test split, or the mean of 10 folds with their deviation.
+    """Compute the accuracy of every task: on its test split, or the mean over 10 folds.
 
-    A pair of texts with vectors u and v has the features |u - v| and u * v. ``step`` is called after each task.
+    A pair of texts with vectors u and v has the features |u - v| and u * v.
+
+    Args:
+        tasks: Tasks by name.
+        encoder: A text encoder or any function of a list of texts.
+        step: Called with 1 after each task, for progress bars.
+
+    Returns:
+        By task: accuracy, number of rows, classes and skipped rows; with folds, their number and standard deviation.
+
+    Raises:
+        ArgumentError: If a task has fewer than two classes, unknown splits, or no rows to train on.
     """
     found = {}
     for name, task in tasks.items():
-        found[name] = _accuracy(name, task, of_function(encoder))
+        found[name] = _accuracy(name, task, as_text_encoder(encoder))
         step(1)
     return found
 
 
 def _accuracy(name: str, task: TextTask, encoder: TextEncoder) -> dict[str, Any]:
+    """Evaluate one task."""
     x = _features(name, task.texts, encoder)
     classes = {label: number for number, label in enumerate(sorted(set(task.labels)))}
     if len(classes) < 2:
-        raise ArgumentError(WHO, f"at least two classes in {name}", f"one: every label is {task.labels[0]!r}")
+        raise ArgumentError(WHO, f"at least two classes in {name}", f"only the label {task.labels[0]!r}")
     _check_splits(name, task.splits)
     y = torch.tensor([classes[label] for label in task.labels])
     about = {"num": len(y), "classes": len(classes), "skipped": task.skipped}
@@ -96,7 +127,8 @@ def _check_splits(name: str, splits: Sequence[str]) -> None:
     if unknown := sorted(set(splits) - set(known)):
         raise ArgumentError(WHO, f"splits of {name} among {', '.join(known)}", repr(unknown[0]))
     if "test" in splits and not set(splits) & set(TRAIN):
-        raise ArgumentError(WHO, f"rows of {name} to train on", "none", f"add rows of the split {' or '.join(TRAIN)}")
+        fix = f"add rows of the split {' or '.join(TRAIN)}"
+        raise ArgumentError(WHO, f"rows of {name} to train on", "test rows only", fix)
 
 
 def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor) -> float:

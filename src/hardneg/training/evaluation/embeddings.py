@@ -1,7 +1,8 @@
-"""How good embeddings are: a linear probe and nearest neighbours, and what pairs.py says of their geometry.
+"""Evaluation of labelled embeddings: a linear probe, nearest neighbours, and the geometry of pairs (pairs.py).
 
-Plain functions on tensors, on any device, and seeded. Features are taken as an encoder gives them: the probe
-standardises them, the others use their directions.
+Plain seeded functions on tensors, on any device. Features are used as the encoder returns them: the probe standardises
+them, kNN and pairs use their directions only. Data kinds call ``evaluate_embeddings`` at the end of a run, and
+``hardneg evaluate FILE.npz`` calls ``evaluate_file``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,26 @@ def evaluate_embeddings(
     train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, test_y: Labels, *,
     k: int = 200, temperature: float = 0.5, probe: str = "torch", seed: int = 0, max_pairs: int = MAX_PAIRS,
 ) -> dict[str, Any]:  # fmt: skip
-    """All of the evaluations, as numbers and lists that JSON can hold; accuracies are fractions.
+    """Run all evaluations and return numbers and lists that JSON can hold; accuracies are fractions.
 
-    ``k`` is at most the mean size of a class in the train split, since a vote of more must go to other classes; the
-    result says which k it was. ``probe="none"`` leaves out the slowest. The histograms and uniformity are those of the
-    test features: of all pairs, or of ``max_pairs`` drawn ones where there are more. One test row has no pair, and the
-    result then has neither.
+    Args:
+        train_x: Features [n, d] that kNN and the probe are fitted to.
+        train_y: Their labels [n].
+        test_x: Features [m, d] to classify.
+        test_y: Their labels [m].
+        k: Neighbours that vote. At most the mean class size of the train split, since more votes would have to come
+            from other classes; the result has the k that was used.
+        temperature: Temperature of the votes' weights.
+        probe: Solver of the linear probe: "torch", "sklearn", or "none" to skip the slowest evaluation.
+        seed: Seed of the probe's folds and of drawn pairs.
+        max_pairs: Pairs of test rows compared at most for uniformity and histograms; more are sampled.
+
+    Returns:
+        Accuracies ``knn``, ``1nn`` and ``linear``, packed bits of the correct test rows, and, for two test rows or
+        more, ``uniformity`` and ``similarities``.
+
+    Raises:
+        ArgumentError: If shapes do not match or the probe is unknown.
     """
     check_split(train_x, train_y, test_x, test_y)
     if probe not in PROBES:
@@ -47,13 +62,20 @@ def evaluate_embeddings(
         predicted["linear"] = predict(train_x, train_y, test_x, seed=seed)
     result: dict[str, Any] = {name: _accuracy(labels, test_y) for name, labels in predicted.items()}
     result |= {"k": k, "num_train": len(train_x), "num_test": len(test_x)}
-    # Comparisons need to know which test rows were right, not only how many.
+    # Comparisons of runs are paired: they need to know which test rows were correct, not only how many.
     result["correct"] = {name: pack_bits((labels.cpu() == test_y.cpu()).numpy()) for name, labels in predicted.items()}
     return result | (geometry(test_x, test_y, max_pairs, seed) if len(test_x) > 1 else {})
 
 
 def geometry(x: EmbeddingRows, y: Labels, max_pairs: int = MAX_PAIRS, seed: int = 0) -> dict[str, Any]:
-    """Uniformity and the histograms of similarities, as numbers and lists."""
+    """Return uniformity and the histograms of similarities, as numbers and lists.
+
+    Args:
+        x: Features [n, d].
+        y: Labels [n].
+        max_pairs: Pairs compared at most; more are sampled.
+        seed: Seed of the sampled pairs.
+    """
     histograms = similarity_histograms(x, y, max_pairs=max_pairs, seed=seed)
     similarities = {name: _plain(value) for name, value in histograms._asdict().items()}
     return {"uniformity": uniformity(x, max_pairs=max_pairs, seed=seed), "similarities": similarities}
@@ -68,9 +90,28 @@ def knn_predict(
     temperature: float = 0.5,
     block: int = 1024,
 ) -> Labels:
-    """The label with the heaviest vote of the k nearest by cosine for each test row (Wu et al. 2018).
+    """Predict the label with the heaviest vote of the k nearest neighbours by cosine (Wu et al. 2018).
 
-    A vote weighs e^(cosine / temperature); k is clipped to the number of train rows.
+    A vote weighs e^(cosine / temperature).
+
+    Args:
+        train_x: Features [n, d] that are searched.
+        train_y: Their labels [n].
+        test_x: Features [m, d] to classify.
+        k: Neighbours that vote; clipped to n.
+        temperature: Temperature of the weights.
+        block: Test rows compared at once, to limit memory.
+
+    Returns:
+        Labels [m].
+
+    Raises:
+        ArgumentError: If ``k`` or ``temperature`` is not positive.
+
+    Example:
+        >>> x, y = torch.eye(2), torch.tensor([0, 1])
+        >>> knn_predict(x, y, torch.tensor([[0.9, 0.1], [0.2, 0.8]]), k=1).tolist()
+        [0, 1]
     """
     if k < 1 or temperature <= 0:
         raise argument_error(
@@ -82,7 +123,7 @@ def knn_predict(
     predicted = []
     for start in range(0, len(queries), block):
         similarity, nearest = (queries[start : start + block] @ bank.T).topk(k, dim=1)
-        # Minus the largest, which changes no vote: nothing overflows at a low temperature.
+        # Subtracting the largest changes no vote and prevents overflow at low temperatures.
         weights = ((similarity - similarity[:, :1]) / temperature).exp()
         votes = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, targets[nearest], weights)
         predicted.append(classes[votes.argmax(1)])
@@ -90,7 +131,12 @@ def knn_predict(
 
 
 def evaluate_file(path: str | Path, **options: Any) -> dict[str, Any]:
-    """``evaluate_embeddings`` of a saved .npz file."""
+    """Run ``evaluate_embeddings`` on a saved .npz file.
+
+    Args:
+        path: File with train_x, train_y, test_x and test_y, such as a run's embeddings.npz.
+        **options: Options of ``evaluate_embeddings``.
+    """
     split, classes = read_embeddings(Path(path))
     warn_of_unseen_classes(split[1], split[3], classes)
     return evaluate_embeddings(*split, **options)
@@ -101,7 +147,7 @@ def _accuracy(predicted: Labels, y: Labels) -> float:
 
 
 def _plain(value: Tensor | float) -> Any:
-    """A list or a number; None for NaN, which JSON does not have."""
+    """Convert to a list or a number for JSON; NaN, which JSON lacks, becomes None."""
     if isinstance(value, Tensor):
         return value.tolist()
     return None if math.isnan(value) else value

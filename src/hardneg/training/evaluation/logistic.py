@@ -1,7 +1,10 @@
 """Logistic regression on frozen features, with the regularisation chosen on held-out rows: the linear probe.
 
-The objective is scikit-learn's: C * sum of the cross-entropies + |W|^2 / 2, the bias being free. It is convex, so torch
-on any device and scikit-learn come to the same optimum.
+The objective is scikit-learn's: C * sum of the cross-entropies + |W|^2 / 2, with an unpenalised bias. It is convex, so
+torch on any device and scikit-learn reach the same optimum.
+
+``linear_predict`` and ``sklearn_predict`` are called by embeddings.py and classification.py; ``folds_of`` also divides
+rows for monitors.
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ from hardneg.core.errors import optional
 from hardneg.io.embeddings import EmbeddingRows, Labels
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Values of C, the inverse of the L2 penalty, that are tried; the strongest penalty first."""
+"""Values of C, the inverse of the L2 penalty, to choose from; the strongest penalty first."""
 
-FOLDS, FEW, MOST = 5, 5_000, 10_000
-"""The strength is chosen on at most ``MOST`` rows, a fifth of them held out; each fifth in turn up to ``FEW`` rows."""
+FOLDS, MAX_CROSS_VALIDATED, MAX_ROWS = 5, 5_000, 10_000
+"""C is chosen on at most ``MAX_ROWS`` rows with a fifth held out; up to ``MAX_CROSS_VALIDATED``, each fifth in turn."""
 
-UNTRIED = 1.0
+DEFAULT_STRENGTH = 1.0
 """C where there are too few rows of two classes to hold any out: scikit-learn's default."""
 
 LogProbabilities = Annotated[Tensor, "n c"]
 Fit = Callable[[EmbeddingRows, Labels, float], Callable[[EmbeddingRows], LogProbabilities]]
-"""(features, labels, C) -> the log-probabilities of the classes of other rows."""
+"""(features, labels, C) -> a function of other rows that returns the log-probabilities of their classes."""
 
 
 def linear_predict(
@@ -38,9 +41,19 @@ def linear_predict(
     strengths: tuple[float, ...] = STRENGTHS,
     seed: int = 0,
 ) -> Labels:
-    """The label that a logistic regression on standardised features gives to each test row; by L-BFGS in torch.
+    """Predict labels by logistic regression on standardised features, fitted by L-BFGS in torch.
 
-    The best of ``strengths`` on held-out train rows, drawn by ``seed``, is fitted to all of them.
+    The best of ``strengths`` on held-out train rows is refitted to all train rows.
+
+    Args:
+        train_x: Features [n, d] to fit.
+        train_y: Their labels [n].
+        test_x: Features [m, d] to classify.
+        strengths: Values of C to choose from.
+        seed: Seed of the held-out rows.
+
+    Returns:
+        Labels [m].
     """
     return _predicted(_fit_torch, train_x, train_y, test_x, strengths, seed)
 
@@ -53,7 +66,18 @@ def sklearn_predict(
     strengths: tuple[float, ...] = STRENGTHS,
     seed: int = 0,
 ) -> Labels:
-    """The same by scikit-learn."""
+    """Predict labels like ``linear_predict``, fitted by scikit-learn.
+
+    Args:
+        train_x: Features [n, d] to fit.
+        train_y: Their labels [n].
+        test_x: Features [m, d] to classify.
+        strengths: Values of C to choose from.
+        seed: Seed of the held-out rows.
+
+    Returns:
+        Labels [m].
+    """
     LogisticRegression = optional("sklearn.linear_model", "sklearn_predict", extra="eval").LogisticRegression  # noqa: N806
 
     def fit(x: EmbeddingRows, y: Labels, strength: float) -> Callable[[EmbeddingRows], LogProbabilities]:
@@ -64,7 +88,11 @@ def sklearn_predict(
 
 
 def standardised(train: EmbeddingRows, test: EmbeddingRows) -> tuple[Tensor, Tensor]:
-    """Both splits with the mean and deviation of the train split; a constant feature becomes 0."""
+    """Standardise both splits with the mean and deviation of the train split; constant features become 0.
+
+    >>> standardised(torch.tensor([[0.0, 7.0], [2.0, 7.0]]), torch.tensor([[3.0, 7.0]]))[1].tolist()
+    [[2.0, 0.0]]
+    """
     train, test = train.float(), test.float()
     std, mean = torch.std_mean(train, dim=0, correction=0)
     scale = torch.where(std > 1e-6 * (1.0 + mean.abs()), std, torch.inf)
@@ -82,22 +110,22 @@ def _predicted(
 
 
 def _chosen(fit: Fit, x: EmbeddingRows, y: Labels, strengths: tuple[float, ...], seed: int) -> float:
-    """The strength with the lowest cross-entropy on held-out rows.
+    """Return the strength with the lowest cross-entropy on held-out rows.
 
-    Not with the most right answers: those of two strengths differ by a handful of rows, and the last digits of a solver
-    would decide. Of few rows every fifth is held out in turn. Classes with fewer rows than there are folds take no
-    part: a held-out row could be of a class that the others lack.
+    Cross-entropy instead of accuracy: the accuracies of two strengths differ by a handful of rows, so rounding errors
+    of a solver would decide. With few rows, each fifth is held out in turn. Classes with fewer rows than folds are left
+    out, because a held-out row could belong to a class that the other rows lack.
     """
     if len(strengths) == 1:
         return strengths[0]
-    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MOST].to(y.device)
+    drawn = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:MAX_ROWS].to(y.device)
     x, y = x[drawn], y[drawn]
     common = torch.bincount(y)[y] >= FOLDS
     x, (classes, y) = x[common], torch.unique(y[common], return_inverse=True)
     if len(classes) < 2:
-        return UNTRIED
+        return DEFAULT_STRENGTH
     fold = folds_of(y, FOLDS, seed)
-    held_out = [fold == one for one in range(FOLDS if len(y) <= FEW else 1)]
+    held_out = [fold == one for one in range(FOLDS if len(y) <= MAX_CROSS_VALIDATED else 1)]
     return min(strengths, key=lambda strength: sum(_loss(fit, x, y, rows, strength) for rows in held_out))
 
 
@@ -107,23 +135,36 @@ def _loss(fit: Fit, x: EmbeddingRows, y: Labels, held_out: Annotated[Tensor, "n"
 
 
 def folds_of(y: Labels, number: int, seed: int) -> Annotated[Tensor, "n"]:
-    """Each row's fold, drawn by the seed, every fold with its share of every class; ``y`` counts the classes from 0."""
+    """Assign each row to a fold, stratified by class.
+
+    Args:
+        y: Classes [n], counted from 0.
+        number: Number of folds.
+        seed: Seed of the assignment.
+
+    Returns:
+        The fold of each row, [n].
+
+    Example:
+        >>> folds_of(torch.tensor([0, 0, 1, 1]), 2, seed=0).tolist()  # each class in both folds
+        [0, 1, 1, 0]
+    """
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
-    grouped = order[y[order].argsort(stable=True)]  # a class after the other, each as drawn
+    grouped = order[y[order].argsort(stable=True)]  # by class, in random order within each
     fold = torch.empty_like(y)
     fold[grouped] = torch.arange(len(y), device=y.device) % number
     return fold
 
 
 def _fit_torch(x: EmbeddingRows, y: Labels, strength: float) -> Callable[[EmbeddingRows], LogProbabilities]:
-    """L-BFGS from zeros: weights of an earlier fit would bring in rows that this one holds out.
+    """Fit by L-BFGS from zeros: starting from the weights of an earlier fit would leak rows that this one holds out.
 
-    The gradient is written out: most fits are of few rows, and autograd would take longer than their products.
+    The gradient is written by hand: most fits have few rows, and autograd would take longer than the matrix products.
     """
     x = with_ones(x)
     weights = x.new_zeros(x.shape[1], int(y.max()) + 1)
     targets = torch.eye(weights.shape[1], dtype=x.dtype, device=x.device)[y]
-    # scikit-learn has one vector of weights for two classes: the difference of our two columns.
+    # scikit-learn has one weight vector for two classes: the difference of our two columns.
     penalty = (1.0 if weights.shape[1] == 2 else 0.5) / (strength * len(x))
     # The tolerance is scikit-learn's.
     optimizer = torch.optim.LBFGS([weights], max_iter=200, tolerance_grad=1e-4, line_search_fn="strong_wolfe")
@@ -139,5 +180,5 @@ def _fit_torch(x: EmbeddingRows, y: Labels, strength: float) -> Callable[[Embedd
 
 
 def with_ones(x: EmbeddingRows) -> Annotated[Tensor, "n d+1"]:
-    """For the bias."""
+    """Append a column of ones, for the bias: [n, d] -> [n, d + 1]."""
     return torch.cat([x, x.new_ones(len(x), 1)], 1)

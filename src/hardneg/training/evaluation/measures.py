@@ -1,6 +1,7 @@
-"""What encoders are measured by: an open set of names, how pages and tables call them, and how they are explained.
+"""The measures of encoders: an open set of names, with their titles in pages and tables and a sentence of explanation.
 
-Every measure is better the higher it is and is shown times 100, so that differences are points. Light, for ``--help``.
+Every measure is better the higher it is and is shown times 100, so that differences are points. The module imports no
+torch, so that ``--help`` stays fast. Data kinds add their own by ``register_measure``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 AUTO = "auto"
-"""The first measure that the data allows."""
+"""Stands for the first measure that the data supports."""
 
 USUAL = "knn"
-"""The measure of a result that names none."""
+"""The headline of a result that does not name one."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a measure is called, and a sentence on it in which {split}, {noun} and {k} are filled in."""
+    """How a measure is displayed.
+
+    Attributes:
+        title: Name in tables and pages.
+        explained: A clause of explanation in which {split}, {noun} and {k} are filled in.
+        unit: "%" or the name of the figure times 100.
+    """
 
     title: str
     explained: str
@@ -26,39 +33,49 @@ class Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "knn": Measure(
-        "kNN accuracy", "each {split} {noun} takes the class that its {k} nearest training {noun}s vote for"
-    ),
-    "1nn": Measure("1-NN accuracy", "each {split} {noun} takes the class of its nearest training {noun}"),
-    "linear": Measure("linear probe", "a logistic regression is fitted to the features, which stay as they are"),
+    "knn": Measure("kNN accuracy", "each {split} {noun} gets the class that its {k} nearest training {noun}s vote for"),
+    "1nn": Measure("1-NN accuracy", "each {split} {noun} gets the class of its nearest training {noun}"),
+    "linear": Measure("linear probe", "a logistic regression is fitted to the frozen features"),
     "retrieval": Measure(
         "retrieval of the second view",
-        "how often the second view that is nearest to the first view of a {split} {noun} is its own",
+        "how often the second view nearest to the first view of a {split} {noun} is its own",
     ),
 }
 
 
 def register_measure(name: str, title: str, explained: str, unit: str = "%") -> None:
-    """Adds a measure that a data kind may give; ``unit`` is "%" or how the figure times 100 is called."""
+    """Add a measure that a data kind's ``evaluate`` may return.
+
+    Args:
+        name: Key in the figures of a run.
+        title: Name in tables and pages.
+        explained: A clause of explanation in which {split}, {noun} and {k} are filled in.
+        unit: "%" or the name of the figure times 100.
+    """
     MEASURES[name] = Measure(title, explained, unit)
 
 
 def measure(name: str, k: int | None = None) -> str:
-    """How a measure is called: kNN by its k, where that is known."""
+    """Return the title of a measure, with the k of kNN where it is known.
+
+    >>> measure("knn", 5), measure("linear"), measure("mine")
+    ('5-NN accuracy', 'linear probe', 'mine')
+    """
     if name == "knn" and k:
         return f"{k}-NN accuracy"
     return MEASURES[name].title if name in MEASURES else name
 
 
 def unit_of(name: str) -> str:
+    """Return the unit of a measure; "%" for unknown names."""
     return MEASURES[name].unit if name in MEASURES else "%"
 
 
 def measures_in(result: Mapping[str, Any]) -> list[str]:
-    """The measures that are there; that of one neighbour once where the vote is of one, too."""
+    """Return the measures that a result contains; "1nn" is omitted where kNN itself used k = 1."""
     return [name for name in MEASURES if name in result and not (name == "1nn" and result.get("k") == 1)]
 
 
 def headline_of(result: Mapping[str, Any]) -> str:
-    """What a finished run is judged by."""
+    """Return the measure by which a finished run is judged."""
     return str(result.get("headline", USUAL))

@@ -1,11 +1,12 @@
-"""What is watched while training: a figure of the training items, every so many epochs; it chooses the best weights.
+"""Monitors: a figure of the training items, computed every few epochs, that chooses the best weights.
 
-knn          the share of held-out training items whose class the vote of the others gives (needs labels)
+knn          the accuracy of kNN on a held-out fifth of the training items (needs labels)
 retrieval    how often the second view nearest to the first view of a training item is its own
-svm          the accuracy of a support vector machine in cross-validation, of 2,000 items at most (needs labels)
-sts('FILE')  Spearman's correlation on the dev pairs of an STS file, for encoders of texts
+svm          the cross-validated accuracy of a support vector machine on at most 2,000 items (needs labels)
+sts('FILE')  Spearman's correlation on the dev pairs of an STS file, for text encoders
 
-The items that a run is evaluated on at its end are never looked at, so the best weights are not chosen by them.
+The test items of a run are never used, so the choice of weights does not depend on them. The loop calls
+``read_monitor`` for ``--monitor`` and the result every ``--monitor-every`` epochs.
 """
 
 from __future__ import annotations
@@ -25,16 +26,24 @@ from hardneg.training.evaluation.logistic import folds_of
 from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
 from hardneg.training.evaluation.svm import svm_accuracy
 
-MOST, FEW = 10_000, 2_000
-"""Items at most that are looked at; by a support vector machine."""
+MAX_ITEMS, MAX_SVM_ITEMS = 10_000, 2_000
+"""Items that kNN and the support vector machine use at most, to limit the time of a monitor."""
 
 K = 200
+"""Neighbours that vote; fewer where the classes are smaller."""
+
 Monitor = Callable[[Any, Any], float]
-"""(items, represent) -> the figure, the higher the better."""
+"""(items, represent) -> the figure; higher is better."""
 
 
 def knn(items: Any, represent: Any) -> float:
-    x, y = _some(items, represent, "knn", MOST)
+    """Return the kNN accuracy on a held-out fifth of the training items.
+
+    Args:
+        items: The training items, with labels.
+        represent: The features of the encoder, ``encoders.Represent``.
+    """
+    x, y = _some(items, represent, "knn", MAX_ITEMS)
     _, y = torch.unique(y, return_inverse=True)
     held_out = folds_of(y, 5, seed=0) == 0
     k = max(1, min(K, int((~held_out).sum()) // (int(y.max()) + 1)))
@@ -43,21 +52,39 @@ def knn(items: Any, represent: Any) -> float:
 
 
 def svm(items: Any, represent: Any) -> float:
-    return float(svm_accuracy(*_some(items, represent, "svm", FEW))["mean"])
+    """Return the cross-validated accuracy of a support vector machine on the training items.
+
+    Args:
+        items: The training items, with labels.
+        represent: The features of the encoder, ``encoders.Represent``.
+    """
+    return float(svm_accuracy(*_some(items, represent, "svm", MAX_SVM_ITEMS))["mean"])
 
 
 def _some(items: Any, represent: Any, name: str, most: int) -> tuple[Tensor, Tensor]:
-    """Features and labels of some of the items, always the same ones."""
+    """Return features and labels of a fixed random subset of at most ``most`` items."""
     labels = items.labelled(f"--monitor {name}")
     some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:most].to(labels.device)
     return embed(represent.encoder, some, items.plain), labels[some]
 
 
 def retrieval(items: Any, represent: Any) -> float:
+    """Return how often the nearest second view of a training item's first view is its own.
+
+    Args:
+        items: The training items.
+        represent: The features of the encoder, ``encoders.Represent``.
+    """
     return float(retrieved(*represent.views(items)).double().mean())
 
 
 def sts(file: str, split: str = "dev") -> Monitor:
+    """Return a monitor of Spearman's correlation on the pairs of an STS file.
+
+    Args:
+        file: The STS file or folder, see ``read_sts``.
+        split: Split of the pairs.
+    """
     pairs = read_sts(file, split)
 
     def look(items: Any, represent: Any) -> float:
@@ -68,7 +95,7 @@ def sts(file: str, split: str = "dev") -> Monitor:
 
 
 LABELLED = ("knn", "svm")
-"""Those that read labels."""
+"""Monitors that read labels."""
 
 MONITORS: dict[str, Callable[..., Monitor]] = {
     "knn": lambda: knn,
@@ -79,7 +106,12 @@ MONITORS: dict[str, Callable[..., Monitor]] = {
 
 
 def check_monitor(text: str, items: Any) -> None:
-    """Raises for items that the monitor cannot look at: without labels, or without texts."""
+    """Raise if the monitor cannot be computed on these items: they lack labels, or are not texts.
+
+    Args:
+        text: The value of ``--monitor``.
+        items: The training items.
+    """
     name = text.partition("(")[0].strip()
     if name in LABELLED:
         items.labelled(f"--monitor {name}")
@@ -88,15 +120,20 @@ def check_monitor(text: str, items: Any) -> None:
 
 
 def check_held_out(options: Any, splits: Any) -> None:
-    """Raises where the monitor would choose weights by the labels of the items that the run is evaluated on."""
+    """Raise if the monitor would choose weights by the labels of the items that the run is evaluated on.
+
+    Args:
+        options: The options of the run.
+        splits: The splits of the run.
+    """
     name = options.monitor.partition("(")[0].strip()
     if options.monitor_every and name in LABELLED and splits.train is splits.test:
-        what = f"a test split that --monitor {name} does not read the labels of"
+        what = f"a test split whose labels --monitor {name} does not read"
         fix = f"use --data {options.data}@0/10, or --monitor retrieval"
-        raise ArgumentError("train", what, f"--data {options.data}, which is trained and tested on", fix)
+        raise ArgumentError("train", what, f"--data {options.data}, whose items are in both splits", fix)
 
 
 def read_monitor(text: str) -> Monitor:
-    """The monitor that this text names: ``knn``, or ``sts('sts.tsv')``."""
+    """Parse ``--monitor``: a name such as ``knn``, or a call such as ``sts('sts.tsv')``."""
     found: Monitor = read_expression(f"{text.strip()}()" if text.strip() in MONITORS else text, MONITORS)
     return found

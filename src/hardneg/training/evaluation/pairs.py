@@ -1,7 +1,7 @@
-"""What pairs of embeddings say: alignment, uniformity, and how alike pairs of one class and of two are.
+"""Geometry of pairs of embeddings: alignment, uniformity, and similarities within and between classes.
 
-All use directions only: rows are scaled to unit norm. Of more rows than ``MAX_PAIRS`` has room for, pairs are drawn, so
-that nothing of size [n, n] is held.
+All use directions only: rows are scaled to unit norm. Where there are more than ``MAX_PAIRS`` pairs, pairs are sampled,
+so that no [n, n] matrix is held in memory. Called by ``embeddings.geometry`` and by the data kinds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from hardneg.io.embeddings import EmbeddingRows, Labels
 from hardneg.search.histogram import SimilarityCounts
 
 MAX_PAIRS, BLOCK = 2_000_000, 65_536
-"""Pairs that are compared at most, and of drawn ones at a time."""
+"""Pairs that are compared at most, and sampled pairs compared at a time."""
 
 
 class SimilarityHistograms(NamedTuple):
-    """Counts of the cosines of pairs over even bins of [-1, 1], of the same class and of other classes."""
+    """Counts of pairwise cosines in even bins over [-1, 1], for pairs of the same class and of different classes.
+
+    Attributes:
+        edges: Edges of the bins, [bins + 1].
+        same: Counts of same-class pairs, [bins].
+        other: Counts of other-class pairs, [bins].
+        same_mean: Mean cosine of same-class pairs; NaN without any.
+        other_mean: Mean cosine of other-class pairs; NaN without any.
+    """
 
     edges: Annotated[Tensor, "bins+1"]
     same: Annotated[Tensor, "bins"]
@@ -32,16 +40,32 @@ class SimilarityHistograms(NamedTuple):
 
 
 def alignment(first: EmbeddingRows, second: EmbeddingRows, *, exponent: float = 2.0) -> float:
-    """E |f(x) - f(y)|^exponent over positive pairs (Wang and Isola 2020), the rows being scaled to unit norm."""
+    """Return E |f(x) - f(y)|^exponent over positive pairs (Wang and Isola 2020), with rows scaled to unit norm.
+
+    Args:
+        first: Embeddings [n, d].
+        second: Their partners [n, d].
+        exponent: Exponent of the distance.
+
+    Raises:
+        ArgumentError: If the shapes differ.
+
+    Example:
+        >>> round(alignment(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])), 3)
+        2.0
+    """
     if first.shape != second.shape:
         raise argument_error("alignment", f"a partner for each of {tuple(first.shape)}", "second", tuple(second.shape))
     return float((directions(first) - directions(second)).norm(dim=1).pow(exponent).double().mean())
 
 
 def uniformity(x: EmbeddingRows, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> float:
-    """Log E e^(-2 |f(x) - f(y)|^2) over distinct rows (Wang and Isola 2020), scaled to unit norm; lower is better.
+    """Return log E e^(-2 |f(x) - f(y)|^2) over distinct unit-norm rows (Wang and Isola 2020); lower is better.
 
-    Of all pairs, or of ``max_pairs`` drawn evenly where there are more.
+    Args:
+        x: Embeddings [n, d], at least two.
+        max_pairs: Use all pairs up to this number, else sample this many uniformly.
+        seed: Seed of the sampled pairs.
     """
     x = directions(x)
     _check_rows("uniformity", x)
@@ -56,10 +80,17 @@ def uniformity(x: EmbeddingRows, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -
 def similarity_histograms(
     x: EmbeddingRows, y: Labels, *, bins: int = 100, max_pairs: int = MAX_PAIRS, seed: int = 0
 ) -> SimilarityHistograms:
-    """How alike pairs of the same class are, and pairs of other classes: the better apart, the better the features.
+    """Count the cosines of pairs of the same class and of different classes.
 
-    Of all pairs i < j; or, where there are more, of ``max_pairs`` same-class and as many other-class pairs, each drawn
-    evenly from all of its kind, with replacement.
+    The further apart the two histograms, the better the features. All pairs i < j are used; where there are more than
+    ``max_pairs``, that many same-class and that many other-class pairs are sampled uniformly with replacement.
+
+    Args:
+        x: Embeddings [n, d], at least two.
+        y: Labels [n].
+        bins: Number of even bins over [-1, 1].
+        max_pairs: Pairs compared at most, per kind when sampled.
+        seed: Seed of the sampled pairs.
     """
     x, y = directions(x), y.to(x.device)
     _check_rows("similarity_histograms", x)
@@ -78,11 +109,12 @@ def similarity_histograms(
 
 
 def directions(x: EmbeddingRows) -> EmbeddingRows:
+    """Scale each row to unit norm, in float32."""
     return normalize(x.float(), dim=1)
 
 
 def above_diagonal(matrix: Annotated[Tensor, "n n"]) -> Annotated[Tensor, "m"]:
-    """Each row with those after it."""
+    """Return the entries above the diagonal, row by row: each pair i < j once."""
     return matrix[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
 
 
@@ -92,7 +124,7 @@ def _cosines(x: EmbeddingRows, i: Tensor, j: Tensor) -> Annotated[Tensor, "m"]:
 
 
 def _drawn_pairs(n: int, num: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pairs of distinct rows, even over all of them, with replacement."""
+    """Sample pairs of distinct rows, uniform over all of them, with replacement."""
     generator = torch.Generator().manual_seed(seed)
     i = torch.randint(n, (num,), generator=generator)
     j = (i + torch.randint(1, n, (num,), generator=generator)) % n
@@ -100,10 +132,10 @@ def _drawn_pairs(n: int, num: int, seed: int, device: torch.device) -> tuple[Ten
 
 
 def _drawn_of_kind(y: Labels, num: int, same: bool, seed: int) -> tuple[Tensor, Tensor] | None:
-    """Pairs of rows of the same class, or of two classes, even over all such pairs; None where there is none.
+    """Sample pairs of the same class, or of two classes, uniformly over all such pairs; None if there are none.
 
-    Rows are sorted by class: the partners of a row are those of its class after it, round the class, or those outside
-    of its class, round the rest; the first row is drawn as often as it has partners.
+    Rows are sorted by class. A row's partners are the rows after it, cyclically: within its class, or among the rows
+    outside its class. First rows are drawn in proportion to their number of partners.
     """
     order = torch.argsort(y.cpu(), stable=True)
     _, counts = torch.unique(y.cpu(), return_counts=True)

@@ -1,4 +1,8 @@
-"""Retrieval: exact search by cosine, and what judged documents say of it (nDCG, MRR, recall; by ir-measures)."""
+"""Retrieval: exact search by cosine, scored with relevance judgements (nDCG, MRR, recall; by ir-measures).
+
+Read ``read_beir`` and ``evaluate_retrieval``; ``retrieval_figures`` does the same from vectors. Callers are
+``hardneg evaluate`` and benchmarks.py.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,28 @@ from hardneg.core.errors import ArgumentError, NoFile, optional
 from hardneg.io.tables import read_table
 from hardneg.mining.judgements import read_grades
 from hardneg.search.nearest import Corpus, Nearest, nearest
-from hardneg.training.evaluation.texts import TextEncoder, Vectors, of_function
+from hardneg.training.evaluation.texts import TextEncoder, Vectors, as_text_encoder
 
 WHO = "evaluate"
 DEPTH = 100
+"""Documents retrieved for each query: the largest cutoff of ``MEASURES``."""
+
 MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@10": "R@10", "recall@100": "R@100"}
 """Our names and those of ir-measures; a document counts as relevant from grade 1."""
 
 Grades = Mapping[str, Mapping[str, int]]
-"""Of each query the grades of its judged documents."""
+"""Query id -> document id -> grade."""
 
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Queries with judgements, and the documents that are searched."""
+    """Queries with judgements, and the documents to search.
+
+    Attributes:
+        queries: Text of each query by id.
+        documents: Text of each document by id.
+        grades: Grades of the judged documents of each query; 1 or more is relevant.
+    """
 
     queries: dict[str, str]
     documents: dict[str, str]
@@ -34,9 +46,17 @@ class RetrievalSet:
 
 
 def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
-    """A BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, packed or not.
+    """Read a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each optionally with .gz.
 
-    A document is its title and its text. Queries without a judgement in the split are left out.
+    A document's text is its title followed by its text. Queries without a judgement in the split are left out.
+
+    Args:
+        folder: The BEIR folder.
+        split: Name of the file of judgements.
+
+    Raises:
+        NoFile: If one of the files is missing.
+        ArgumentError: If a judged query has no text, or no query has a relevant document.
     """
     folder = Path(folder)
     grades: dict[str, dict[str, int]] = {}
@@ -45,18 +65,25 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
     documents, queries = (_texts(_file(folder, f"{name}.jsonl")) for name in ("corpus", "queries"))
     missing = [query for query in grades if query not in queries]
     if missing:
-        got = f"none for {missing[0]!r}, and {len(missing)} missing in all"
+        got = f"none for {missing[0]!r} ({len(missing)} missing in total)"
         raise ArgumentError(WHO, f"a query for each judgement in {folder}", got)
-    _with_relevant(grades)  # before a run is trained that could not be evaluated
+    _with_relevant(grades)  # fail before training a run that could not be evaluated
     return RetrievalSet({query: queries[query] for query in grades}, documents, grades)
 
 
 def evaluate_retrieval(data: RetrievalSet, encoder: TextEncoder | Any) -> dict[str, float]:
-    """nDCG@10, MRR@10, recall@10 and recall@100; ``encoder`` may be any function of a list of texts.
+    """Compute nDCG@10, MRR@10, recall@10 and recall@100.
 
-    A document that is its query, by id and text, is left out, as in ArguAna.
+    A document that is its query, by id and text, is excluded from that query's results, as in ArguAna.
+
+    Args:
+        data: Queries, documents and judgements.
+        encoder: A text encoder or any function of a list of texts.
+
+    Returns:
+        Figures by name, with the numbers of queries with and without a relevant document.
     """
-    encoder = of_function(encoder)
+    encoder = as_text_encoder(encoder)
     documents = encoder.documents(list(data.documents.values()))
     queries = encoder.queries(list(data.queries.values()))
     place = {document: row for row, document in enumerate(data.documents)}
@@ -73,9 +100,20 @@ def retrieval_figures(
     grades: Grades,
     excluded: Sequence[tuple[int, int]] = (),
 ) -> dict[str, float]:
-    """The same of vectors. ``excluded``: (query, document) rows that never meet.
+    """Compute retrieval measures from vectors.
 
-    Means are over the queries with a relevant document: no ranking of the others can score above 0.
+    Means are over the queries with a relevant document: no ranking of the others could score above 0.
+
+    Args:
+        queries: Vectors [q, d].
+        documents: Vectors [n, d].
+        query_ids: Id of each query.
+        document_ids: Id of each document.
+        grades: Grades of judged documents by query.
+        excluded: (query, document) row pairs that are not compared.
+
+    Returns:
+        Figures by name, with the numbers of queries with and without a relevant document.
     """
     measures = optional("ir_measures", "retrieval", extra="eval")
     relevant = _with_relevant(grades)
@@ -105,10 +143,10 @@ def _nearest(queries: Vectors, documents: Vectors, excluded: Sequence[tuple[int,
 
 
 def _with_relevant(grades: Grades) -> Grades:
-    """The queries that have a relevant document, of which there must be one."""
+    """Return the queries that have a relevant document; raise if there are none."""
     found = {query: of for query, of in grades.items() if any(grade > 0 for grade in of.values())}
     if not found:
-        raise ArgumentError(WHO, "a query with a document of grade 1 or more", f"{len(grades)} queries without one")
+        raise ArgumentError(WHO, "a query with a relevant document (grade >= 1)", f"{len(grades)} queries without one")
     return found
 
 
@@ -123,7 +161,7 @@ def _texts(path: Path) -> dict[str, str]:
     table = read_table(path, WHO)
     name = "_id" if "_id" in table else "id"
     if name not in table or "text" not in table:
-        raise ArgumentError(WHO, f"_id and text in {path}", f"columns {sorted(table)}")
+        raise ArgumentError(WHO, f"columns _id and text in {path}", f"columns {sorted(table)}")
     titles = table.get("title") or [""] * len(table["text"])
     parts = zip(titles, table["text"], strict=True)
     texts = [" ".join(str(part) for part in row if part).strip() for row in parts]

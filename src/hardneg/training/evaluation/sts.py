@@ -1,8 +1,11 @@
-"""Semantic textual similarity: the rank correlation of cosines with people's scores (STS12-16, STS-B, SICK-R).
+"""Semantic textual similarity: rank correlation of cosines with human scores (STS12-16, STS-B, SICK-R).
 
-A task has subsets, and two ways to make one figure of them are in use: "all" is Spearman's correlation over all pairs
-of the task together (SimCSE and most papers), "mean" the mean of the correlations of its subsets (SentEval's "mean").
-They differ by points, so both are named.
+A task has subsets, and two ways to aggregate them are in use: "all" is Spearman's correlation over all pairs of the
+task (SimCSE and most papers), "mean" is the mean of the correlations of its subsets (SentEval's "mean"). They differ by
+points, so both are reported.
+
+Read ``read_sts``, ``evaluate_sts`` and ``sts_figures``, which ``hardneg evaluate`` calls in this order; the rest reads
+file formats.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch.nn.functional import cosine_similarity
 from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.files import without_nan
 from hardneg.io.tables import open_text, read_table, suffix_of, table_suffixes
-from hardneg.training.evaluation.texts import TextEncoder, of_function
+from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder
 
 WHO = "evaluate"
 NAMES = {
@@ -31,12 +34,20 @@ NAMES = {
     "split": ("split", "SemEval_set"),
 }
 SPLITS = {"trial": "dev", "validation": "dev"}
-ENTAILMENT = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}  # labels of SICK's pairs, which are no subsets
-OF_STSB = 7  # genre, file, year, number, score, sentence1, sentence2 in a line, and perhaps sources
+ENTAILMENT = {"CONTRADICTION", "ENTAILMENT", "NEUTRAL"}  # entailment labels of SICK's pairs are not subsets
+STSB_FIELDS = 7  # genre, file, year, number, score, sentence1, sentence2, optionally followed by sources
 
 
 class Pair(NamedTuple):
-    """Two sentences and how similar people found them."""
+    """Two sentences and how similar human annotators rated them.
+
+    Attributes:
+        task: Name of the task.
+        subset: Name of the subset of the task, or "".
+        score: Human similarity score, on any scale.
+        first: The first sentence.
+        second: The second sentence.
+    """
 
     task: str
     subset: str
@@ -47,7 +58,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Correlation:
-    """Of one task, each between -1 and 1; NaN where scores or cosines are all the same."""
+    """Spearman's correlations of one task, in [-1, 1]; NaN where all scores or all cosines are equal.
+
+    Attributes:
+        all: Over all pairs of the task.
+        mean: Mean over its subsets.
+        pairs: Number of pairs.
+        subsets: By subset.
+    """
 
     all: float
     mean: float
@@ -56,15 +74,23 @@ class Correlation:
 
 
 def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str, Correlation]:
-    """Spearman's correlation of every task; ``encoder`` may be any function of a list of texts.
+    """Compute Spearman's correlation for every task.
 
-    >>> import torch
-    >>> pairs = [Pair("toy", "a", s, "x", t) for s, t in [(5, "x"), (3, "xy"), (0, "y")]]
-    >>> letters = lambda texts: torch.tensor([[t.count("x"), t.count("y")] for t in texts]).float()
-    >>> evaluate_sts(pairs, letters)["toy"].all
-    1.0
+    Args:
+        pairs: Scored pairs of sentences.
+        encoder: A text encoder or any function of a list of texts.
+
+    Returns:
+        Correlations by task.
+
+    Example:
+        >>> import torch
+        >>> pairs = [Pair("toy", "a", s, "x", t) for s, t in [(5, "x"), (3, "xy"), (0, "y")]]
+        >>> letters = lambda texts: torch.tensor([[t.count("x"), t.count("y")] for t in texts]).float()
+        >>> evaluate_sts(pairs, letters)["toy"].all
+        1.0
     """
-    vectors = of_function(encoder).texts([text for pair in pairs for text in (pair.first, pair.second)])
+    vectors = as_text_encoder(encoder).texts([text for pair in pairs for text in (pair.first, pair.second)])
     cosines = cosine_similarity(vectors[0::2].double(), vectors[1::2].double())
     places: dict[str, dict[str, list[int]]] = {}
     for place, pair in enumerate(pairs):
@@ -74,14 +100,19 @@ def evaluate_sts(pairs: Sequence[Pair], encoder: TextEncoder | Any) -> dict[str,
 
 
 def sts_figures(found: dict[str, Correlation]) -> dict[str, Any]:
-    """As JSON holds it: every task with both figures and its subsets, and the means over the tasks."""
+    """Convert correlations for JSON: both figures and the subsets of every task, and the means over tasks."""
     means = {how: sum(getattr(one, how) for one in found.values()) / len(found) for how in ("all", "mean")}
     figures: dict[str, Any] = without_nan({"tasks": {task: asdict(one) for task, one in found.items()}, **means})
     return figures
 
 
 def spearman(first: Sequence[float] | Tensor, second: Sequence[float] | Tensor) -> float:
-    """The correlation of ranks, ties having their mean rank; NaN where one side is constant."""
+    """Return the rank correlation, with mean ranks for ties; NaN where one side is constant.
+
+    Args:
+        first: Values [n].
+        second: Values [n].
+    """
     if len(set(map(float, first))) < 2 or len(set(map(float, second))) < 2:
         return math.nan
     stats = optional("scipy.stats", "Spearman's correlation", extra="eval")
@@ -89,19 +120,28 @@ def spearman(first: Sequence[float] | Tensor, second: Sequence[float] | Tensor) 
 
 
 def read_sts(path: str | Path, split: str = "test") -> list[Pair]:
-    """The scored pairs of a split, in any of the formats that STS sets come in.
+    """Read the scored pairs of a split, in any format in which STS sets are published.
 
-    A table with the columns score, sentence1 and sentence2, and perhaps task, subset and split; SICK.txt; sts-test.csv
-    of STS-B, which has no first line; or a folder with ``STS.input.NAME.txt`` and ``STS.gs.NAME.txt``, or with such
-    folders, one for each task. Only a column of splits and the names of STS-B say that pairs are of another split than
-    "test".
+    Accepted are a table with the columns score, sentence1 and sentence2, and optionally task, subset and split;
+    SICK.txt; sts-test.csv of STS-B, which has no header; a folder with ``STS.input.NAME.txt`` and ``STS.gs.NAME.txt``;
+    or a folder of such folders, one for each task. Pairs belong to the split "test" unless a column of splits or
+    STS-B's file name differs.
+
+    Args:
+        path: File or folder.
+        split: Split to read.
+
+    Raises:
+        NoFile: If the path does not exist.
+        FileError: If a row has no score or fewer than two sentences.
+        ArgumentError: If there are no pairs of the split.
     """
     path = Path(path)
     if not path.exists():
         raise NoFile(WHO, "an STS file or folder that exists", path)
     pairs = list(_of_folder(path, split) if path.is_dir() else _of_file(path, split))
     if not pairs:
-        fix = f"give a table with a column split that has {split!r}, or another split"
+        fix = f"use a table whose column split contains {split!r}, or choose another split"
         raise ArgumentError(WHO, f"scored pairs of the split {split!r}", f"none in {path}", fix)
     return pairs
 
@@ -147,9 +187,9 @@ def _of_file(path: Path, split: str) -> Iterator[Pair]:
 def _of_stsb(path: Path) -> Iterator[Pair]:
     for line in _lines(path):
         fields = line.split("\t")
-        if len(fields) < OF_STSB:
+        if len(fields) < STSB_FIELDS:
             got = f"which has {len(fields)} in {line[:60]!r}"
-            raise FileError(WHO, f"{OF_STSB} fields in each line", path, got)
+            raise FileError(WHO, f"{STSB_FIELDS} fields in each line", path, got)
         yield _pair("STSB", fields[0], fields[4], fields[5:7], path)
 
 
@@ -164,7 +204,7 @@ def _pair(task: str, subset: str, score: Any, texts: Sequence[Any], path: Path) 
 
 
 def _tabbed(path: Path) -> dict[str, list[Any]]:
-    """A table whose first line names the columns; empty lines are left out."""
+    """Read a tab-separated table whose first line names the columns; empty lines are skipped."""
     header, *rows = [line.split("\t") for line in _lines(path) if line.strip()] or [[]]
     for row in rows:
         if len(row) != len(header):
@@ -175,7 +215,7 @@ def _tabbed(path: Path) -> dict[str, list[Any]]:
 
 def _lines(path: Path) -> list[str]:
     if not path.exists():
-        raise NoFile(WHO, "the scores of every file of sentences", path)
+        raise NoFile(WHO, "a file of scores for every file of sentences", path)
     with open_text(path, WHO) as file:
         return [line.rstrip("\r\n") for line in file]
 

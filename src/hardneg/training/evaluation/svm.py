@@ -1,11 +1,13 @@
-"""Graph classification by a support vector machine with cross-validation, as the graph papers report it.
+"""Graph classification by a support vector machine with cross-validation, as graph papers report it.
 
     svm_accuracy(features, labels)        {"mean": 0.87, "deviation": 0.01, "repeats": [...], ...}
 
-The 10 folds are stratified and drawn anew in each repeat. In each of them C is chosen from five values by 5-fold
-cross-validation of the nine others, so that no test row has a say. The kernel is e^(-gamma |a - b|^2) of standardised
-features, with scikit-learn's gamma="scale"; it is computed once, which makes the hundreds of fits fast. The papers'
-figures are not all of this kind: choosing C by the test folds themselves gives higher ones.
+The 10 folds are stratified and redrawn in each repeat. For each fold, C is chosen from five values by 5-fold
+cross-validation of the other nine, so that no test row influences it. The kernel is e^(-gamma |a - b|^2) of
+standardised features with scikit-learn's gamma="scale"; it is computed once, which makes the hundreds of fits fast.
+Some papers choose C by the test folds themselves, which gives higher figures.
+
+Called by ``GraphData.evaluate`` (data/graphs.py) and the monitor ``svm``.
 """
 
 from __future__ import annotations
@@ -22,11 +24,21 @@ from hardneg.io.arrays import Array
 from hardneg.io.embeddings import EmbeddingRows, Labels
 
 STRENGTHS, FOLDS = (0.01, 0.1, 1.0, 10.0, 100.0), 5
-"""Values of C that are tried, each on all folds of the train rows."""
+"""Values of C to choose from, and the number of folds by which one is chosen."""
 
 
 def svm_accuracy(features: EmbeddingRows, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
-    """Mean accuracy over the folds, and its mean and deviation over ``repeats`` divisions into folds."""
+    """Compute the mean accuracy over the folds, and its mean and deviation over repeated divisions into folds.
+
+    Args:
+        features: Features [n, d].
+        labels: Labels [n].
+        folds: Number of folds; at most the size of the smallest class is used.
+        repeats: Number of divisions into folds, with seeds 0, 1, ...
+
+    Returns:
+        ``mean``, ``deviation`` (None for one repeat), ``repeats`` (each accuracy) and ``folds``.
+    """
     repeats = check_count("svm_accuracy", "repeats", repeats)
     right = [svm_correct(features, labels, folds=folds, seed=i) for i in range(repeats)]
     accuracies = [float(one.double().mean()) for one in right]
@@ -35,7 +47,14 @@ def svm_accuracy(features: EmbeddingRows, labels: Labels, *, folds: int = 10, re
 
 
 def svm_correct(features: EmbeddingRows, labels: Labels, *, folds: int = 10, seed: int = 0) -> Annotated[Tensor, "n"]:
-    """Whether each row is classified right by the machine of the fold that leaves it out."""
+    """Return whether each row is classified correctly by the machine of the fold that excludes it, [n].
+
+    Args:
+        features: Features [n, d].
+        labels: Labels [n].
+        folds: Number of folds.
+        seed: Seed of the folds.
+    """
     kernel, y = _kernel(features, features), labels.cpu().numpy()
     right = np.zeros(len(y), dtype=bool)
     for train, test in _divided(y, folds, seed):
@@ -45,14 +64,24 @@ def svm_correct(features: EmbeddingRows, labels: Labels, *, folds: int = 10, see
 
 
 def svm_predict(train_x: EmbeddingRows, train_y: Labels, test_x: EmbeddingRows, *, seed: int = 0) -> Labels:
-    """The label of each test row; C is chosen by cross-validation of the train rows."""
+    """Predict the label of each test row; C is chosen by cross-validation on the train rows.
+
+    Args:
+        train_x: Features [n, d] to fit.
+        train_y: Their labels [n].
+        test_x: Features [m, d] to classify.
+        seed: Seed of the folds.
+
+    Returns:
+        Labels [m].
+    """
     y = train_y.cpu().numpy()
     machine = _fitted(_kernel(train_x, train_x), y, seed)
     return torch.from_numpy(machine.predict(_kernel(test_x, train_x)))
 
 
 def _fitted(kernel: Array, y: Array, seed: int) -> Any:
-    """The machine of the C that is right most often in cross-validation; the smallest of equals."""
+    """Fit with the C that is most accurate in cross-validation; ties go to the smallest."""
     SVC = optional("sklearn.svm", "svm", extra="eval").SVC  # noqa: N806
 
     def fitted(strength: float, rows: Array) -> Any:
@@ -65,17 +94,17 @@ def _fitted(kernel: Array, y: Array, seed: int) -> Any:
             for train, test in parts
         )
 
-    few = np.unique(y, return_counts=True)[1].min() < 2  # a class of one row has none to hold out
+    few = np.unique(y, return_counts=True)[1].min() < 2  # no row of a one-row class can be held out
     return fitted(1.0 if few else max(STRENGTHS, key=num_right), np.arange(len(y)))
 
 
 def _divided(y: Array, folds: int, seed: int) -> Iterable[tuple[Array, Array]]:
-    """Train and test rows of stratified folds, at most as many as the smallest class has rows."""
+    """Return train and test rows of stratified folds, at most as many folds as the smallest class has rows."""
     StratifiedKFold = optional("sklearn.model_selection", "svm", extra="eval").StratifiedKFold  # noqa: N806
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2 or counts.min() < 2:
         got = dict(zip(classes.tolist(), counts.tolist(), strict=True))
-        raise ArgumentError("svm", "two classes with two rows each", f"rows by class: {got}")
+        raise ArgumentError("svm", "at least two classes with at least two rows each", f"rows by class {got}")
     parts: Iterable[tuple[Array, Array]] = StratifiedKFold(
         min(folds, int(counts.min())), shuffle=True, random_state=seed
     ).split(y, y)
@@ -83,7 +112,7 @@ def _divided(y: Array, folds: int, seed: int) -> Iterable[tuple[Array, Array]]:
 
 
 def _kernel(rows: EmbeddingRows, train: EmbeddingRows) -> Array:
-    """Of standardised rows: gamma = 1 / (features that are not constant) is then scikit-learn's "scale"."""
+    """Compute the kernel of standardised rows; 1 / (number of varying features) is then scikit-learn's gamma."""
     rows, train = rows.double().cpu(), train.double().cpu()
     std, mean = torch.std_mean(train, dim=0, correction=0)
     varies = std > 1e-9 * (1.0 + mean.abs())

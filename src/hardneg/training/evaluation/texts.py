@@ -1,9 +1,12 @@
-"""Encoders of texts by name, for the evaluations: what they give is compared by cosine.
+"""Text encoders by name, for evaluations that compare vectors by cosine.
 
 st:PATH            a sentence-transformers model, with its prompts for queries and documents
-hf:PATH            a Transformers model, the mean over its tokens
+hf:PATH            a Transformers model, averaged over its tokens
 file.py:function   a function of a list of texts; also module:function
 FILE               a table (Parquet, JSONL) with the columns text and embedding
+
+``text_encoder`` resolves a name; ``TextEncoder`` is what sts.py, retrieval.py and classification.py use. (Encoders that
+are trained are in training/text_encoders.py.)
 """
 
 from __future__ import annotations
@@ -29,41 +32,58 @@ TABLES = (".parquet", ".jsonl", ".json")
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """How texts are encoded; queries and documents in their own way where the model has one."""
+    """How texts are encoded; queries and documents separately where the model distinguishes them.
+
+    Attributes:
+        encode: Function of a list of texts that returns vectors [n, d].
+        encode_query: The same for queries.
+        encode_document: The same for documents.
+    """
 
     encode: EncodeSentences
     encode_query: EncodeSentences
     encode_document: EncodeSentences
 
     def texts(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors [n, d] of texts."""
         return encoded(self.encode, texts)
 
     def queries(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors [n, d] of queries."""
         return encoded(self.encode_query, texts)
 
     def documents(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors [n, d] of documents."""
         return encoded(self.encode_document, texts)
 
 
 def text_encoder(name: str, *, device: str | None = None) -> TextEncoder:
-    """The encoder of this name."""
+    """Return the encoder of a name, one of the forms in the module's docstring.
+
+    Args:
+        name: Name of the encoder.
+        device: Device of a model; None chooses a GPU where there is one.
+
+    Raises:
+        ArgumentError: If the name has none of the forms.
+    """
     kind, _, path = name.partition(":")
     if kind in ("st", "hf") and path:
-        return of_model(sentence_transformer(kind, path, device))
+        return model_encoder(sentence_transformer(kind, path, device))
     if suffix_of(Path(name)) in TABLES:
-        return of_function(_of_table(name))
+        return as_text_encoder(_of_table(name))
     if path:
-        return of_function(load_function(name, "evaluate"))
+        return as_text_encoder(load_function(name, "evaluate"))
     raise ArgumentError("evaluate", "an encoder of texts: st:PATH, hf:PATH, file.py:function or a table", repr(name))
 
 
-def of_function(encode: EncodeSentences | TextEncoder) -> TextEncoder:
-    """An encoder of any function of a list of texts; one that is an encoder stays as it is."""
+def as_text_encoder(encode: EncodeSentences | TextEncoder) -> TextEncoder:
+    """Wrap a function of a list of texts; an encoder is returned unchanged."""
     return encode if isinstance(encode, TextEncoder) else TextEncoder(encode, encode, encode)
 
 
-def of_model(model: Any) -> TextEncoder:
-    """Of a sentence-transformers model."""
+def model_encoder(model: Any) -> TextEncoder:
+    """Wrap a sentence-transformers model, with its encodings of queries and documents where it has them."""
 
     def by(encode: Callable[..., Any]) -> EncodeSentences:
         return lambda texts: encode(texts, batch_size=64, show_progress_bar=False, convert_to_tensor=True)
@@ -73,7 +93,13 @@ def of_model(model: Any) -> TextEncoder:
 
 
 def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any:
-    """The model in ``path``; of a Transformers model (``hf``) with the mean over its tokens."""
+    """Load the model in ``path``; a Transformers model (``hf``) gets mean pooling.
+
+    Args:
+        kind: "st" or "hf".
+        path: Folder or hub name of the model.
+        device: Device of the model; None chooses a GPU where there is one.
+    """
     library = optional("sentence_transformers", f"{kind}:{path}", extra="text")
     with loading_model(f"{kind}:{path}", path):
         if kind == "st":
@@ -86,7 +112,7 @@ def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any
 
 
 def st_modules() -> Any:
-    """The parts of a sentence-transformers model; version 5.4 has moved them."""
+    """Return the building blocks of sentence-transformers models, which version 5.4 moved."""
     try:
         return importlib.import_module("sentence_transformers.sentence_transformer.modules")
     except ImportError:
@@ -94,19 +120,34 @@ def st_modules() -> Any:
 
 
 def encoded(encode: EncodeSentences, texts: Sequence[str]) -> Vectors:
-    """The vectors of the texts, each text encoded once; float32, on the CPU."""
+    """Return the vectors of texts in float32 on the CPU, encoding each distinct text once.
+
+    Args:
+        encode: Function of a list of texts that returns a tensor or an array [n, d].
+        texts: The texts, possibly repeated.
+
+    Raises:
+        ArgumentError: If the function returns another number of vectors.
+        NotFinite: If a vector contains NaN or infinity.
+
+    Example:
+        >>> encoded(lambda texts: [[float(len(text))] for text in texts], ["a", "bb", "a"]).tolist()
+        [[1.0], [2.0], [1.0]]
+    """
     place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     found = encode(list(place))
     vectors = found.detach().float().cpu() if isinstance(found, Tensor) else torch.from_numpy(np.asarray(found)).float()
     if vectors.ndim != 2 or len(vectors) != len(place):
         got = f"shape {tuple(vectors.shape)}"
-        raise ArgumentError("The encoder", f"to give vectors [{len(place)}, d] for {len(place)} texts", got)
+        raise ArgumentError("The encoder", f"to return vectors [{len(place)}, d] for {len(place)} texts", got)
     if not torch.isfinite(vectors).all():
-        raise NotFinite("evaluate", "finite embeddings", f"{int((~torch.isfinite(vectors)).any(1).sum())} that are not")
+        got = f"{int((~torch.isfinite(vectors)).any(1).sum())} with NaN or infinity"
+        raise NotFinite("evaluate", "finite embeddings", got)
     return vectors[torch.tensor([place[text] for text in texts])]
 
 
 def _of_table(path: str) -> EncodeSentences:
+    """Return a function that looks up the embeddings of a table by text."""
     table = read_table(path, "evaluate")
     if not {"text", "embedding"} <= table.keys():
         raise ArgumentError("evaluate", f"columns text and embedding in {path}", f"columns {sorted(table)}")
@@ -116,7 +157,7 @@ def _of_table(path: str) -> EncodeSentences:
     def look_up(texts: list[str]) -> Vectors:
         missing = [text for text in texts if text not in row_of]
         if missing:
-            got = f"none for {missing[0][:60]!r}, and {len(missing)} missing in all"
+            got = f"none for {missing[0][:60]!r} ({len(missing)} missing in total)"
             raise ArgumentError("evaluate", f"an embedding of every text in {path}", got)
         return vectors[torch.tensor([row_of[text] for text in texts])]
 

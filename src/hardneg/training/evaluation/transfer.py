@@ -1,4 +1,4 @@
-"""Transfer: the encoder of a run on another labelled data set of the same kind."""
+"""Transfer: evaluate the encoder of a run on another labelled data set of the same kind (``hardneg evaluate --on``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,23 @@ WHO = "evaluate"
 def transfer(
     run: str | Path, data: str, data_root: str | None = None, weights: str = "last", *, run_code: bool = False
 ) -> dict[str, Any]:
-    """The figures that end a run, of ``data``: its train split fits the probes, its test split is evaluated on."""
+    """Compute the final figures of a run on other data.
+
+    The train split of ``data`` fits the probes; its test split is evaluated.
+
+    Args:
+        run: Run directory.
+        data: Name of the data, as for ``--data``.
+        data_root: Folder of named data sets.
+        weights: "last" or "best".
+        run_code: Allow running code that the run names, see ``load_encoder``.
+
+    Returns:
+        The figures by name, with the name of the data.
+
+    Raises:
+        ArgumentError: If the data is of another kind than the run's, or its items have other channels or features.
+    """
     disk = Run(Path(run))
     options = options_of(disk)
     kind = kind_of(data)
@@ -30,8 +46,8 @@ def transfer(
         raise argument_error(WHO, "--on with data of the kind that the run was trained on", "on", got)
     options = replace(
         options, data=data, data_root=data_root, evaluate_on="test", evaluate_with=None, compile=False
-    )  # a benchmark of the run says nothing of this data
-    # Refuses code before anything of the run is read; the views of the data normalise.
+    )  # without the run's benchmark, which does not concern this data
+    # Loaded first, so that code is refused before data is read. Not normalising: the views of the data do.
     encoder = load_encoder(run, weights, run_code=run_code, normalise=False)
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
