@@ -451,7 +451,7 @@ def test_each_is_an_arm_of_its_name(recipe: str) -> None:
         ("instance", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
         ("local-aggregation", {"clusters": 97}, "--clusters of at most the 96 images"),
         ("local-aggregation", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
-        ("local-aggregation", {"negatives": "OtherLabel()"}, "a background without regard to labels"),
+        ("local-aggregation", {"negatives": "OtherLabel()"}, "a background that does not depend on labels"),
         ("local-aggregation", {"epochs": 1}, "more --epochs than --warmup, .* got 1 and 1"),
         ("cmc", {"negatives": "SameCluster()", "clusters": 5, "warmup": 2}, "cmc needs more --epochs than --warmup"),
         ("negative-cache", {"cache": 0}, "--cache of at least 1"),
