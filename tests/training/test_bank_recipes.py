@@ -384,7 +384,7 @@ def test_a_cache_of_items_that_are_gone_is_refused() -> None:
     method, batch = made("negative-cache", cache=9)
     method.cache.ids[0] = SIZE
     method.begun = False  # as after a resume
-    with pytest.raises(DataChanged, match="a cache of the 20 images that there are, got position 20"):
+    with pytest.raises(DataChanged, match="a cache of the 20 images of the data, got position 20"):
         method.loss_of(method.encoder, batch)
 
 

@@ -273,14 +273,14 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)
-    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*put back a copy of it, or del"):
+    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*restore a copy, or del"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("result.json", "delete it to evaluate again from the checkpoint"), ("config.json", "put back a copy of it")],
+    [("result.json", "delete it to evaluate again from the checkpoint"), ("config.json", "restore a copy")],
 )
 def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
@@ -307,7 +307,7 @@ def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_
     file.write_text(file.read_text() + '{"step": 99, "lo')
     assert Run(tmp_path / "run").metrics() == good
     file.write_text("{not json}\n" + file.read_text())
-    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; put back a copy"):
+    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; restore a copy"):
         Run(tmp_path / "run").metrics()
 
 
