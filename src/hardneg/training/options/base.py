@@ -87,7 +87,7 @@ class TrainOptions:
     )
     weight_decay: float | None = option(
         None,
-        "Weight decay, not applied to biases and normalisation layers; default 1e-6 for images, 0 for other data.",
+        "Weight decay, not applied to biases and normalisation layers; default 1e-6 for pixels, 0 for other data.",
         TRAINING,
         low=0.0,
     )

@@ -1,7 +1,8 @@
 """Options of the graph recipes: ``graphcl`` and ``infograph``.
 
-Defaults are those of small molecule data sets such as MUTAG: few epochs, batches of 128 graphs, and an encoder
-without pretraining.
+Defaults are those of small molecule data sets such as MUTAG: few epochs and batches of 128 graphs. InfoGraph scores
+by dot products instead of cosine similarities, so its temperature defaults to 1 and its loss to the Jensen-Shannon
+estimate.
 """
 
 from __future__ import annotations
@@ -43,11 +44,7 @@ class GraphCLOptions(GraphOptions, SimCLROptions):
 
 @dataclass(frozen=True)
 class InfoGraphOptions(GraphOptions):
-    """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph.
-
-    The score is not a cosine similarity, so the temperature defaults to 1 and the loss to the Jensen-Shannon
-    estimate.
-    """
+    """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph."""
 
     needs: ClassVar[str] = "nodes"
     negatives: str = option(

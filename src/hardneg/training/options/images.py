@@ -1,7 +1,8 @@
 """Options of the image recipes: negatives from the batch, from a queue, or from the whole data set.
 
 ``SimCLROptions`` is also the base of the options of text, pair and graph recipes, whose losses take the same
-arguments.
+arguments. The first line of each class is shown by ``hardneg train RECIPE --help``, so these docstrings have one
+line.
 """
 
 from __future__ import annotations
@@ -63,11 +64,7 @@ class SupervisedOptions(SimCLROptions):
 
 @dataclass(frozen=True)
 class MoCoOptions(TrainOptions):
-    """A momentum encoder: v1 and v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch.
-
-    ``temperature`` and ``momentum`` are None until the object is built; then they are the published values of
-    ``version``.
-    """
+    """A momentum encoder: v1 and v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
 
     temperature: float | str | None = option(  # type: ignore[assignment]  # None stands for a number until __init__ ends
         None, f"{TEMPERATURE} Default 0.07 in v1, 0.2 in v2 and v3.", NEGATIVES, low=1e-4
@@ -92,6 +89,7 @@ class MoCoOptions(TrainOptions):
     )
 
     def __post_init__(self) -> None:
+        """Replace None by the published temperature and momentum of the version, then check all options."""
         for name, value in MOCO[self.version]._asdict().items() if self.version in MOCO else ():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -131,10 +129,7 @@ class ISogCLROptions(TrainOptions):
 
 @dataclass(frozen=True)
 class EMC2Options(TrainOptions):
-    """Two views of each image, both against negatives that Markov chains draw from the whole data set: EMC2.
-
-    Each chain is a Metropolis-Hastings walk whose proposals are the images of the batch.
-    """
+    """Two views of each image, both against negatives that Markov chains draw from the whole data set: EMC2."""
 
     temperature: float | str = option(0.07, TEMPERATURE, NEGATIVES, low=1e-4)
     burn_in: float = option(0.5, "Share of each walk that is discarded as burn-in.", NEGATIVES, low=0.0, high=0.999)
