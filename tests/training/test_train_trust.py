@@ -187,5 +187,5 @@ def test_point_20_a_lock_never_follows_a_link(data: str, tmp_path: Path) -> None
     assert precious.read_text() == "mine"
     (tmp_path / "run" / ".lock").unlink()
     os.link(precious, tmp_path / "run" / ".lock")
-    with Run(tmp_path / "run").alone():
+    with Run(tmp_path / "run").exclusive():
         assert precious.read_text() == "mine"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from hardneg.core.errors import optional, warn_once
 
-WHERE = "WANDB_PROJECT"
+WANDB_PROJECT = "WANDB_PROJECT"
 Figures = dict[str, float]
 
 
@@ -105,13 +105,15 @@ def wandb(path: Path, step: int) -> Board | None:
         return None
     own = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
     name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
-    run = library.init(project=os.environ[WHERE], name=name, id=own, dir=str(path), resume="allow")
+    run = library.init(project=os.environ[WANDB_PROJECT], name=name, id=own, dir=str(path), resume="allow")
     return Board(lambda figures, step: run.log(figures, step=step), run.finish)
 
 
 def _wandb() -> Any:
     """Return the wandb library if WANDB_PROJECT is set."""
-    return optional("wandb", f"{WHERE}, which is set,", extra="wandb") if os.environ.get(WHERE) else None
+    return (
+        optional("wandb", f"{WANDB_PROJECT}, which is set,", extra="wandb") if os.environ.get(WANDB_PROJECT) else None
+    )
 
 
 BOARDS: list[Callable[[Path, int], Board | None]] = [tensorboard, wandb]

@@ -26,9 +26,9 @@ from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import Scheduled, check_bounds
 
-OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
+STATEFUL_OBJECTIVES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 """Objectives that need state of every image, such as temperatures, and the recipes that keep that state."""
-NEEDED = {
+REQUIREMENTS = {
     "nodes": ("infograph", "graphs, since it compares their nodes with them", "use --data graphs:NAME"),
     "pixels": ("cmc", "images, since it compares their lightness with their colours", "use hardneg train instance"),
 }
@@ -53,7 +53,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
         what = f"no --evaluate-with for {kind.noun}s, which have no benchmarks"
         raise argument_error("train", what, "evaluate_with", options.evaluate_with)
     if options.needs and options.needs != kind.has:
-        who, what, fix = NEEDED[options.needs]
+        who, what, fix = REQUIREMENTS[options.needs]
         raise ArgumentError(who, what, f"--data {options.data}, of {kind.noun}s", fix)
     kind.check(options)
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
@@ -170,7 +170,7 @@ def _try_objective(options: TrainOptions) -> None:
     more = {name: getattr(options, name) for name in names if hasattr(options, name)}
     with located("--objective"):
         objective = read_objective(text, "train", tau_plus=number_of(options.tau_plus), **more)
-    if recipe := OWN_RECIPES.get(objective.name):
+    if recipe := STATEFUL_OBJECTIVES.get(objective.name):
         what = "an --objective that needs only the embeddings of a batch"
         raise ArgumentError("train", what, f"objective={text!r}", f"use hardneg train {recipe}")
 

@@ -106,7 +106,7 @@ def train(
     spec = check_words(options)
     accelerator = accelerator_for(options)
     run = Run(output_folder(out))
-    with run.alone() if accelerator.is_main_process else nullcontext():
+    with run.exclusive() if accelerator.is_main_process else nullcontext():
         options = _as_begun(options, run)
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
@@ -134,7 +134,7 @@ def train(
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
     """Return the options with the weight decay of the resumed run, if none is given."""
     # Older versions used 1e-6 for all data.
-    if options.weight_decay is not None or not run.begun():
+    if options.weight_decay is not None or not run.has_results():
         return options
     return replace(options, weight_decay=run.whole_config()["options"].get("weight_decay"))
 
@@ -256,7 +256,7 @@ class Loop:
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
                 if self.epoch == 1 and self.accelerator.is_main_process:
-                    self.run.took(held_memory(self.accelerator.device))
+                    self.run.record_memory(held_memory(self.accelerator.device))
                 self._run_monitor()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
@@ -363,7 +363,7 @@ class Loop:
             figures = self.evaluate(splits, views)
             # Summed over all attempts of a resumed run, as far as they were saved.
             times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
-            self.run.took(held_memory(self.accelerator.device))
+            self.run.record_memory(held_memory(self.accelerator.device))
             self.run.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
         self.accelerator.wait_for_everyone()
 

@@ -47,10 +47,10 @@ class Optimiser(ABC):
         groups: dict[float, list[nn.Parameter]] = {}
         for one in parameters:
             groups.setdefault(weight_decay if one.ndim > 1 else 0.0, []).append(one)
-        return self.of([{"params": some, "weight_decay": decay} for decay, some in groups.items()], **common)
+        return self.create([{"params": some, "weight_decay": decay} for decay, some in groups.items()], **common)
 
     @abstractmethod
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
         """Create torch's optimiser for these parameter groups.
 
         Args:
@@ -74,7 +74,7 @@ class Adam(Optimiser):
         for name in ("beta1", "beta2"):
             check_range(WHO, name, getattr(self, name), 0.0, 1.0, open_high=True)
 
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
         """Create torch's Adam or AdamW for these parameter groups."""
         return self.kind(groups, betas=(self.beta1, self.beta2), **common)
 
@@ -98,7 +98,7 @@ class SGD(Optimiser):
         if self.nesterov and not self.momentum:
             raise argument_error(WHO, "a momentum with nesterov=True", "momentum", self.momentum)
 
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
         """Create torch's SGD for these parameter groups."""
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov, **common)
 

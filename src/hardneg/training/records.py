@@ -22,10 +22,10 @@ Record = dict[str, Any]
 FIX = "restore a copy, or delete it"
 LINE = "line"
 
-FEWEST, MOST, SHARE = 3, 10, 5
+MIN_RECORDS, MAX_RECORDS, FINAL_SHARE = 3, 10, 5
 """The final figures are means over the last fifth of the records: at least three, at most ten."""
 
-OF_THE_LAST = ("step", "epoch", "effective_temperature")
+NOT_AVERAGED = ("step", "epoch", "effective_temperature")
 """Figures taken from the last record instead of averaged."""
 
 COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
@@ -110,7 +110,7 @@ def _damaged(path: Path, got: str | None = None) -> Damaged:
 def final_of(records: list[Record]) -> Record:
     """Average the last records into the final figures of a run.
 
-    Batches vary, so the figures are means over the last records (see ``SHARE``); step, epoch and effective
+    Batches vary, so the figures are means over the last records (see ``FINAL_SHARE``); step, epoch and effective
     temperature are those of the last record. None stands for a figure that no record has.
 
     Args:
@@ -120,12 +120,12 @@ def final_of(records: list[Record]) -> Record:
         >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
         {'step': 3, 'hardness': 0.5, 'records': 3}
     """
-    last = records[-min(len(records), MOST, max(FEWEST, len(records) // SHARE)) :]
+    last = records[-min(len(records), MAX_RECORDS, max(MIN_RECORDS, len(records) // FINAL_SHARE)) :]
     return {name: _final(name, last) for name in last[-1]} | {"records": len(last)}
 
 
 def _final(name: str, last: list[Record]) -> Any:
-    if name in OF_THE_LAST:
+    if name in NOT_AVERAGED:
         return last[-1][name]
     known = [record[name] for record in last if record.get(name) is not None]
     return math.fsum(known) / len(known) if known else None

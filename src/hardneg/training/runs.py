@@ -15,7 +15,7 @@ run/
 Each file carries a checksum, which is verified when the file is read. The lines of metrics.jsonl are numbered, and
 result.json and the checkpoint store their number.
 
-``Run`` is the only writer. The training loop opens it with ``Run.open`` under the lock ``Run.alone``; comparisons,
+``Run`` is the only writer. The training loop opens it with ``Run.open`` under the lock ``Run.exclusive``; comparisons,
 reports and the export read it.
 """
 
@@ -44,7 +44,7 @@ from hardneg.training.records import count_lines, line_of, read_records, text_of
 
 CONFIG_FIX = "restore a copy, or use another --out"
 
-BESIDE = ("uniformity",)
+EXTRA_FIGURES = ("uniformity",)
 """Figures of the result that TensorBoard shows in addition to the measures of the evaluation."""
 
 LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
@@ -130,7 +130,7 @@ class Run:
             Damaged: If config.json, or the newest and the previous checkpoint, are damaged.
         """
         run, wanted = cls(Path(path)), {"recipe": recipe, "options": options}
-        if not run.begun():
+        if not run.has_results():
             write_json(run.config_path, {**wanted, **environment()})
             return run
         before = run.whole_config()
@@ -170,12 +170,12 @@ class Run:
         """Path of result.json, which exists once the run is finished."""
         return self.path / "result.json"
 
-    def begun(self) -> bool:
+    def has_results(self) -> bool:
         """Return True if the run has results; one that failed in its first checks may be started with other options."""
         return self.checkpoint_path.exists() or self.result_path.exists() or bool(self.metrics())
 
     @contextmanager
-    def alone(self, patience: float = 10.0) -> Iterator[None]:
+    def exclusive(self, patience: float = 10.0) -> Iterator[None]:
         """Lock the directory against other processes while the context lasts.
 
         Directories created here are removed again if the run is rejected before it has written anything.
@@ -283,7 +283,8 @@ class Run:
             "delete it to evaluate again from the checkpoint" if self.checkpoint_path.exists() else "restore a copy"
         )
         result = read_json(self.result_path, advice, who="train")
-        numbers = [result[name] for name in (*MEASURES, *BESIDE, "steps", "seconds") if result.get(name) is not None]
+        names = (*MEASURES, *EXTRA_FIGURES, "steps", "seconds")
+        numbers = [result[name] for name in names if result.get(name) is not None]
         if not all(isinstance(one, (int, float)) for one in numbers) or not is_record(result.get("trained")):
             raise Damaged("train", "figures", self.result_path, got="its figures are not numbers", fix=advice)
         return result
@@ -296,7 +297,7 @@ class Run:
         """
         trained = self.config().get("trained") if self.config_path.exists() else None
         write_json(self.result_path, {**result, "trained": trained, RECORDS: count_lines(self.metrics_path)})
-        figures = {name: result[name] for name in (*MEASURES, *BESIDE) if name in result}
+        figures = {name: result[name] for name in (*MEASURES, *EXTRA_FIGURES) if name in result}
         show_on_boards(self.path, result.get("steps", 0), figures)
         leave_boards(self.path)
 
@@ -322,7 +323,7 @@ class Run:
         except (Damaged, KeyError, TypeError):
             return [Warned("damaged", f"{path.name} is damaged: the warnings of the run are lost.")]
 
-    def took(self, memory: PeakMemory) -> None:
+    def record_memory(self, memory: PeakMemory) -> None:
         """Store the memory of the run in memory.json, for a comparison that decides whether another run fits."""
         write_json(self.path / "memory.json", memory._asdict())
 

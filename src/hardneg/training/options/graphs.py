@@ -38,7 +38,10 @@ class GraphCLOptions(GraphOptions, SimCLROptions):
     augment: str = option("auto", GRAPH_VIEWS, DATA)
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
     positives_in_denominator: str = option(
-        "none", "Positives in the denominator of the loss.", NEGATIVES, among=("own", "all", "none")
+        "none",
+        "Positives in the denominator of the loss: that of the pair, all, or none.",
+        NEGATIVES,
+        among=("own", "all", "none"),
     )
 
 

@@ -31,7 +31,10 @@ class SimCLROptions(TrainOptions):
     objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
     generate: str | None = option(None, GENERATE, NEGATIVES)
     positives_in_denominator: str = option(
-        "own", "Positives in the denominator of the loss.", NEGATIVES, among=("own", "all", "none")
+        "own",
+        "Positives in the denominator of the loss: that of the pair, all, or none.",
+        NEGATIVES,
+        among=("own", "all", "none"),
     )
     num_negatives: str = option(
         "support",

@@ -2,8 +2,8 @@
 
 ``python -m hardneg.training.recipes RECIPE OUT OPTIONS_AS_JSON [--allow-other-data]``
 
-The exit code tells the parent why a run failed (``CODES``), the last line of stderr is the message, and warnings are
-stored in the run directory.
+The exit code tells the parent why a run failed (``EXIT_CODES``), the last line of stderr is the message, and warnings
+are stored in the run directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
 
-CODES: list[tuple[type[BaseException], int]] = [
+EXIT_CODES: list[tuple[type[BaseException], int]] = [
     (NotFinite, DIVERGED),
     (DiskFull, NO_ROOM),
     (torch.OutOfMemoryError, NO_MEMORY),
@@ -36,7 +36,7 @@ CODES: list[tuple[type[BaseException], int]] = [
 
 
 def main() -> None:
-    """Train the recipe of the command line; exit with the code of ``CODES`` if it fails."""
+    """Train the recipe of the command line; exit with the code of ``EXIT_CODES`` if it fails."""
     if LEAVES_WITH_STDIN in os.environ:
         Thread(target=_leave_with_stdin, daemon=True).start()
     recipe, out, options, *flags = sys.argv[1:]
@@ -45,7 +45,7 @@ def main() -> None:
     try:
         run_recipe(recipe, wanted, out, resume=True, quiet=True, allow_other_data="--allow-other-data" in flags)
     except Exception as error:
-        code = next((code for kind, code in CODES if isinstance(error, kind)), None)
+        code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
         if code is None:
             raise
         print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)

@@ -23,7 +23,7 @@ from hardneg.training.options import CLIPOptions
 from hardneg.training.parts import loss_for
 from hardneg.training.recipes.simclr import SimCLR
 
-LOWEST = 0.01
+MIN_TEMPERATURE = 0.01
 """Lower bound of the temperature."""
 
 SIGLIP_BIAS = -10.0
@@ -68,9 +68,9 @@ class CLIP(SimCLR):
         The parameter itself is clamped: clamping the value would make its gradient 0 for good.
         """
         super().after_step()
-        self.scale.clamp_(max=-math.log(LOWEST))
+        self.scale.clamp_(max=-math.log(MIN_TEMPERATURE))
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the mean loss of both directions for images (or first texts) ``z1`` and texts ``z2``, each [b, d]."""
         return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
 

@@ -73,9 +73,8 @@ class Aspects(nn.Module):
             shape: Shape of an image, [c, h, w].
             options: Options of the recipe.
         """
-        other = replace(
-            options, seed=(options.seed + 2**30) % 2**31
-        )  # so that the encoders start with different weights
+        # Another seed, so that the encoders start with different weights.
+        other = replace(options, seed=(options.seed + 2**30) % 2**31)
         first, second = (
             ImageData.rebuilt({"shape": [channels, *shape[1:]]}, one) for channels, one in ((1, options), (2, other))
         )

@@ -30,8 +30,8 @@ class EMC2Method(GlobalMethod):
         bank = None if options.forget else Bank(len(data), options.dim)
         self.loss = EMC2(len(data), self.temperature, options.burn_in, remember=bank, seed=options.seed)
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Advance the chains by the images of the batch and return the surrogate loss of two views, each [b, d]."""
         # The images of a batch differ, so each anchor has 2b - 2 candidates; counting them would synchronise the GPU.
         self.loss.num_steps = self.num_steps or 2 * len(z1) - 2
-        return super().of_views(z1, z2, ids, None)
+        return super().loss_of_views(z1, z2, ids, None)

@@ -40,7 +40,7 @@ ViewList = list[Tensor]
 class BankMethod(Method):
     """Base of the recipes that compare images with memory banks of past embeddings.
 
-    Subclasses set ``encoder`` and implement ``of_views``. ``of_bank`` is a ``ContrastiveLoss`` that holds the
+    Subclasses set ``encoder`` and implement ``loss_of_views``. ``of_bank`` is a ``ContrastiveLoss`` that holds the
     negatives; it selects and diagnoses them, and is not trained with.
 
     Args:
@@ -69,7 +69,7 @@ class BankMethod(Method):
         self.negatives, self.step, self.begun = self.of_bank.negatives, 0, False
 
     @abstractmethod
-    def of_views(self, views: ViewList) -> Tensor:
+    def loss_of_views(self, views: ViewList) -> Tensor:
         """Compute the loss of the last batch, whose ids and labels are in ``keys``.
 
         Args:
@@ -80,7 +80,7 @@ class BankMethod(Method):
         """Fill and cluster the banks if it is due, then compute the loss of the first views of all ranks."""
         self._begin(encode)
         self.keys = gather(Keys(encode(batch.first).float(), batch.ids, batch.labels))
-        return self.of_views(self.split(self.keys.vectors))
+        return self.loss_of_views(self.split(self.keys.vectors))
 
     def split(self, vectors: Tensor) -> ViewList:
         """Split vectors [b, num_banks * d] into unit vectors [b, d] per bank."""
@@ -109,7 +109,7 @@ class BankMethod(Method):
         """Update the entries of the last batch."""
         self._push(self.keys)
 
-    def against(self, z: Tensor, bank: Bank) -> tuple[Any, ...]:
+    def bank_arguments(self, z: Tensor, bank: Bank) -> tuple[Any, ...]:
         """Return the arguments of ``of_bank`` for vectors of the last batch against all entries of a bank.
 
         Args:
@@ -127,7 +127,7 @@ class BankMethod(Method):
 
     def diagnose(self) -> Diagnosis:
         """Diagnose the first view against the last bank, after the batch was pushed."""
-        return self.of_bank.diagnose(*self.against(self.split(self.keys.vectors)[0], self.banks[-1]))
+        return self.of_bank.diagnose(*self.bank_arguments(self.split(self.keys.vectors)[0], self.banks[-1]))
 
     def harvest(self) -> Keys:
         """Return the vectors of all views of an image as one vector of unit norm."""
@@ -174,7 +174,7 @@ class Instance(BankMethod):
         """Return the number of draws if it was derived from the data."""
         return {"num_draws": self.num_draws} if self.draws_chosen else {}
 
-    def of_views(self, views: ViewList) -> Tensor:
+    def loss_of_views(self, views: ViewList) -> Tensor:
         """Return the sum of the losses of the views, each [b, d], against the bank of another view."""
         pairs = zip(self.contrasts, views, reversed(self.banks), strict=True)
         losses: list[Tensor] = [one(z, self.keys.ids, bank, self.drawn(z, bank)) for one, z, bank in pairs]
@@ -193,7 +193,7 @@ class Instance(BankMethod):
         """
         if self.uniform:
             return None
-        arguments = self.against(z, bank)
+        arguments = self.bank_arguments(z, bank)
         index = draw(self.negatives.log_weights(self.of_bank.scores(*arguments)), self.num_draws, bank.generator())
         bank.advance()
         return torch.where(index >= 0, arguments[4].ids[index.clamp(min=0)], -1)

@@ -31,7 +31,7 @@ class ISogCLRRecipe(SimCLR):
         """Build the loss with the objective ``isogclr(rho)``."""
         return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False, gather=True)
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the loss of two views, each [b, d], at the temperatures of their images."""
         loss: Tensor = self.individual(z1, z2, ids, labels=labels)
         return loss

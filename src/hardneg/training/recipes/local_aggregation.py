@@ -31,7 +31,7 @@ class LocalAggregation(BankMethod):
         super().__init__(options, data, total, num_clusters=options.clusters or max(2, len(data) // 40))
         self.encoder = data.encoder(options)
 
-    def of_views(self, views: ViewList) -> Tensor:
+    def loss_of_views(self, views: ViewList) -> Tensor:
         """Return the loss of the first views against the bank."""
         return self._loss(views[0], self.temperature)
 

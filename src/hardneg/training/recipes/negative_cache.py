@@ -41,9 +41,8 @@ class NegativeCache(SimCLR):
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """Fill the cache in the first step, then compute the loss of the batch."""
-        self.encode: EncodeInputs = lambda inputs: encode(
-            inputs
-        )  # a function, since a module would be registered a second time
+        # A function, since a module would be registered a second time.
+        self.encode: EncodeInputs = lambda inputs: encode(inputs)
         if not self.begun:
             self._begin(encode)
         return super().loss_of(encode, batch)
@@ -58,7 +57,7 @@ class NegativeCache(SimCLR):
             what, fix = f"a cache of the {number} {self.data.noun}s of the data", "begin a new run in another --out"
             raise DataChanged("train", what, f"position {last}", fix)
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the surrogate loss of first views ``z1`` with second views ``z2`` as positives, each [b, d]."""
         self.found = cache_loss(Keys(z1, ids), z2, self.cache, self.encoded, self.temperature, k=self.options.num_draws)
         return self.found.losses.mean()

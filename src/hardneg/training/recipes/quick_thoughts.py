@@ -47,9 +47,8 @@ class QuickThoughts(Method):
         self.register_buffer("places", places.clone(), persistent=False)
         self.two = options.encoders == "two"
         first = data.encoder(options)
-        other = replace(
-            options, seed=(options.seed + 2**30) % 2**31
-        )  # so that the encoders start with different weights
+        # Another seed, so that the encoders start with different weights.
+        other = replace(options, seed=(options.seed + 2**30) % 2**31)
         self.encoder = TwoTowers(first, data.encoder(other)) if self.two else first
         self.context_size = options.context_size
         self.loss = loss_for(options, positives_in_denominator="all")

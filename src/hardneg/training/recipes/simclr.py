@@ -1,7 +1,7 @@
 """SimCLR with any negatives (Chen et al. 2020): two views of each image, both against all others of the batch.
 
 HCL, DCL, tilts, rings and thresholds are this recipe with other ``negatives`` and ``tau_plus``. Most other recipes
-derive from ``SimCLR`` and override ``arguments``, ``loss_for`` or ``of_views``.
+derive from ``SimCLR`` and override ``arguments``, ``loss_for`` or ``loss_of_views``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SimCLR(Method):
         views = [Keys(z, batch.ids, batch.labels) for z in (z1, z2)]
         self.first, self.second = map(gather, views) if self.everywhere else views
         self.last = self.first.vectors, self.second.vectors, self.first.ids, self.first.labels
-        return self.of_views(*self.last)
+        return self.loss_of_views(*self.last)
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Compute the loss of two views.
 
         Args:

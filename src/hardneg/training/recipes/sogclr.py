@@ -45,7 +45,7 @@ class GlobalMethod(SimCLR):
         """Capture the loss as a CUDA graph when compiling, if it depends on the batch and its own state only."""
         self.replayed = Replayed(self.loss) if self.can_replay else None
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the surrogate loss of two views, each [b, d]."""
         return (self.replayed or self.loss)(z1, z2, ids, labels)
 
@@ -63,7 +63,7 @@ class GlobalMethod(SimCLR):
 
 
 class SogCLRMethod(GlobalMethod):
-    """SimCLR with a running normaliser per image and view.
+    """SimCLR with a running normaliser per image.
 
     Args:
         options: Options of the recipe; ``gamma`` weighs new values in the normalisers.
