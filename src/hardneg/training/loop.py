@@ -80,16 +80,15 @@ def train(
 ) -> dict[str, Any]:
     """Train a recipe, evaluate its encoder and write a run directory.
 
-    A finished run is not trained again: with ``resume`` its figures are returned. Data without anything to evaluate,
-    such as images without labels, ends with losses and diagnostics only.
+    A finished run is not trained again: with ``resume`` its figures are returned. Without labels there may be no
+    accuracies, only losses and diagnostics.
 
     Args:
         recipe: Name of the recipe, stored in config.json.
         build: Constructor of the method: ``build(options, data, total_steps)``.
         options: Options of the recipe.
         out: The run directory.
-        views: Replaces the augmentation of images that the options name: ``views(images, ids, epoch, seed)`` returns
-            both views of a batch, each [b, c, h, w]. A resumed run needs the same.
+        views: Replaces ``options.augment`` for images: ``views(images, ids, epoch, seed)`` returns two [b, c, h, w].
         resume: Continue the run in ``out`` if there is one.
         allow_other_data: Continue even if the items or labels differ from those that the run was started with.
         quiet: Print nothing and show no progress bar.
