@@ -209,12 +209,12 @@ def test_what_a_recipe_works_out_is_bounded_by_the_data_and_printed(
 ) -> None:
     data = few_digits(tmp_path / "digits.npz")
     for recipe, given, line in (
-        ("moco", {}, "From the 320 images: queue 160."),
+        ("moco", {}, "Chosen for 320 images: queue 160."),
         ("moco", {"queue": 64}, ""),
         ("moco", {"version": "v3"}, ""),
-        ("instance", {}, "From the 320 images: num_draws 320."),
+        ("instance", {}, "Chosen for 320 images: num_draws 320."),
     ):
         out = tmp_path / f"{recipe}-{len(line)}-{len(given)}-{given.get('version')}"
         run_recipe(recipe, RECIPES[recipe](**short(data, epochs=1, log_every=100, **given)), out)
         shown = capsys.readouterr().out
-        assert (line in shown) if line else ("From the" not in shown)
+        assert (line in shown) if line else ("Chosen for" not in shown)

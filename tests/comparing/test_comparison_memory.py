@@ -50,7 +50,7 @@ def runs_that_hold(memory: PeakMemory | None, number: int, path: Path) -> list[R
     for one in runs:
         one.path.mkdir(parents=True)
         if memory is not None:
-            one.took(memory)
+            one.record_memory(memory)
     return runs
 
 
@@ -125,7 +125,7 @@ def test_a_run_begins_beside_another_once_that_has_recorded_its_memory(tmp_path:
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         assert not begun.wait(0.2)
-        first.took(PeakMemory(GB, 0))
+        first.record_memory(PeakMemory(GB, 0))
         assert begun.wait(10.0)
     thread.join(10.0)
 
@@ -165,7 +165,7 @@ def pretending(machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int) ->
 
     def crowded(recipe: str, options: Any, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
         run.path.mkdir(parents=True, exist_ok=True)
-        run.took(PeakMemory(1, 0))
+        run.record_memory(PeakMemory(1, 0))
         until = time.monotonic() + 10.0
         while not seen and len(machine.under_way) <= limit and time.monotonic() < until:
             time.sleep(0.01)  # the first ones are there together

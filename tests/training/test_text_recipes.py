@@ -496,7 +496,7 @@ def written(folder: Path, name: str, text: str) -> str:
         ("pairs", "pairs:a.txt", "one\n\ntwo\n\nthree", ArgumentError, "consecutive lines"),
         ("clip", "embeddings:none.npz", None, NoFile, "`first`|first, second"),
         ("clip", "embeddings:", None, ArgumentError, "embeddings:FILE.npz"),
-        ("quick-thoughts", "text:a.txt", "a b\n\n" * 40, ArgumentError, "consecutive lines, got .* each stands alone"),
+        ("quick-thoughts", "text:a.txt", "a b\n\n" * 40, ArgumentError, "consecutive lines, got .* no two sentences"),
         ("quick-thoughts", "pairs:a.txt", "a b\n" * 40, ArgumentError, "sentences in their order"),
     ],
 )

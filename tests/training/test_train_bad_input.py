@@ -273,14 +273,14 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)
-    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*put back a copy of it, or del"):
+    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*restore a copy, or del"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("result.json", "delete it to evaluate again from the checkpoint"), ("config.json", "put back a copy of it")],
+    [("result.json", "delete it to evaluate again from the checkpoint"), ("config.json", "restore a copy")],
 )
 def test_other_damaged_files_are_named(name: str, advice: str, data: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
@@ -307,7 +307,7 @@ def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_
     file.write_text(file.read_text() + '{"step": 99, "lo')
     assert Run(tmp_path / "run").metrics() == good
     file.write_text("{not json}\n" + file.read_text())
-    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; put back a copy"):
+    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; restore a copy"):
         Run(tmp_path / "run").metrics()
 
 
@@ -362,10 +362,10 @@ def test_evaluate_says_why_there_are_no_embeddings(whole: Path, tmp_path: Path) 
 
 
 def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Run.alone
-    monkeypatch.setattr(Run, "alone", lambda self: alone(self, patience=0.1))
+    exclusive = Run.exclusive
+    monkeypatch.setattr(Run, "exclusive", lambda self: exclusive(self, patience=0.1))
     before = content(begun)
-    with Run(begun).alone(), pytest.raises(InUse, match="in use by another process; wait for it, or use another"):
+    with Run(begun).exclusive(), pytest.raises(InUse, match="in use by another process; wait for it, or use another"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 
@@ -460,10 +460,10 @@ def test_an_error_while_writing_keeps_the_file_and_its_own_name(tmp_path: Path) 
 def test_a_run_that_another_process_has_begun_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both found no folder: the one that comes second leaves the files of the first alone."""
     path = tmp_path / "run"
-    with Run(path).alone():
+    with Run(path).exclusive():
         monkeypatch.setattr(Path, "exists", lambda self, **how: False)
         (path / "config.json").write_text("{}")
-        with pytest.raises(InUse), Run(path).alone(patience=0.0):
+        with pytest.raises(InUse), Run(path).exclusive(patience=0.0):
             pass
         monkeypatch.undo()
         assert (path / "config.json").read_text() == "{}"

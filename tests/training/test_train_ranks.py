@@ -200,8 +200,8 @@ def test_the_ranks_plan_the_same_hard_batches(runs: dict[str, Any], name: str) -
 
 
 def test_batch_statistics_that_ranks_cannot_share_are_reported(runs: dict[str, Any]) -> None:
-    assert runs["errors"].count("cannot share: each normalises by its own part of the batch") == 1
-    assert "Use an encoder without them" in runs["errors"]
+    assert runs["errors"].count("cannot share: each rank uses those of its own part of the batch") == 1
+    assert "Use an encoder without batch normalisation" in runs["errors"]
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in CUT])

@@ -156,7 +156,7 @@ def test_a_run_whose_records_were_deleted_resumes_with_a_warning(data: str, begu
 )
 def test_a_config_of_another_shape_is_refused_by_name(change: dict[str, Any], data: str, begun: Path) -> None:
     (begun / "config.json").write_text(json.dumps(Run(begun).config() | change))
-    with pytest.raises(Damaged, match="it lacks a recipe, its options and what was trained"):
+    with pytest.raises(Damaged, match="it lacks the recipe, its options or the description"):
         run("simclr", begun, options_of(data), resume=True)
 
 
@@ -187,5 +187,5 @@ def test_a_lock_never_follows_a_link(data: str, tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
     (tmp_path / "run" / ".lock").unlink()
     os.link(precious, tmp_path / "run" / ".lock")
-    with Run(tmp_path / "run").alone():
+    with Run(tmp_path / "run").exclusive():
         assert precious.read_text() == "mine"

@@ -145,7 +145,7 @@ def test_a_run_stops_where_evaluation_would_see_other_images(views: Any, tmp_pat
     with pytest.raises(ArgumentError, match="evaluation images with the scale and size") as raised:
         run("simclr", tmp_path / "run", short(data), views=views)
     assert "plain" in (raised.value.fix or "")
-    assert not Run(tmp_path / "run").begun()
+    assert not Run(tmp_path / "run").has_results()
 
 
 def test_who_says_what_evaluation_sees_is_taken_at_their_word(tmp_path: Path) -> None:

@@ -1,1 +1,8 @@
-"""The training loop, its run directory, options, data, augmentation, encoders, evaluation and recipes."""
+"""Training: options, data, augmentation, encoders, the loop, its run directory, evaluation and the recipes.
+
+Three parts, in reading order:
+
+- data: ``data/``, ``augmentation/`` and the encoders, which turn a ``--data`` text into batches of views;
+- loop: ``method.py`` (the interface of a recipe), ``loop.py``, ``runs.py`` (the run directory) and ``recipes/``;
+- evaluation: ``evaluation/``, and ``export.py`` for the trained encoder.
+"""

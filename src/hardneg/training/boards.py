@@ -1,8 +1,10 @@
-"""The records of a run on boards as well: TensorBoard where it is installed, Weights & Biases where it is wanted.
+"""Boards that show the records of a run: TensorBoard if it is installed, Weights & Biases if it is requested.
 
-TensorBoard reads the event file beside the run: ``tensorboard --logdir runs``. W&B is used if WANDB_PROJECT is set, and
-then as the environment says (WANDB_MODE=offline writes to the run directory only). A board is a function that opens a
-``Board`` for a run directory; another one is added to ``BOARDS``.
+TensorBoard reads the event file in the run directory: ``tensorboard --logdir runs``. W&B is used if WANDB_PROJECT is
+set, and obeys its environment variables (WANDB_MODE=offline writes to the run directory only).
+
+To add a board, write a function that opens a ``Board`` for a run directory and append it to ``BOARDS``. ``Run`` calls
+``show_on_boards`` for each record and ``leave_boards`` at the end.
 """
 
 from __future__ import annotations
@@ -16,22 +18,35 @@ from typing import Any, NamedTuple
 
 from hardneg.core.errors import optional, warn_once
 
-WHERE = "WANDB_PROJECT"
+WANDB_PROJECT = "WANDB_PROJECT"
 Figures = dict[str, float]
 
 
 class Board(NamedTuple):
-    show: Callable[[Figures, int], None]  # the figures of a step
+    """An open board of one run.
+
+    Attributes:
+        show: Shows the figures of a step: ``show(figures, step)``.
+        close: Flushes and closes the board.
+    """
+
+    show: Callable[[Figures, int], None]
     close: Callable[[], None]
 
 
 def check_boards() -> None:
-    """Raise for a board that is wanted and not installed, before hours of training rather than at the first record."""
+    """Raise if W&B is requested but not installed: at the start, not at the first record."""
     _wandb()
 
 
 def show_on_boards(path: Path, step: int, figures: dict[str, Any]) -> None:
-    """Adds the numbers among the figures to every board of the run in this directory."""
+    """Show the numeric figures of a step on every board of a run.
+
+    Args:
+        path: The run directory; its boards are opened at the first call.
+        step: Number of steps completed.
+        figures: Figures by name; those that are not numbers are skipped.
+    """
     if path not in _open:
         _open[path] = [board for open_board in BOARDS if (board := open_board(path, step)) is not None]
     numbers = {name: value for name, value in figures.items() if isinstance(value, (int, float)) and name != "step"}
@@ -40,12 +55,18 @@ def show_on_boards(path: Path, step: int, figures: dict[str, Any]) -> None:
 
 
 def leave_boards(path: Path) -> None:
-    """Closes what was open, so that a resumed run hides the records that it writes again."""
+    """Close the boards of a run; a resumed run opens them again and hides the records after its checkpoint."""
     for board in _open.pop(path, []):
         board.close()
 
 
 def tensorboard(path: Path, step: int) -> Board | None:
+    """Open an event file in the run directory, or return None without TensorBoard.
+
+    Args:
+        path: The run directory.
+        step: The first step to be shown; later ones of an earlier attempt are hidden.
+    """
     if (kind := _writer()) is None:
         return None
     writer = kind(log_dir=str(path), purge_step=step)
@@ -53,39 +74,49 @@ def tensorboard(path: Path, step: int) -> Board | None:
     def show(figures: Figures, step: int) -> None:
         for name, value in figures.items():
             writer.add_scalar(name, value, step)
-        writer.flush()  # a killed run must not lose what its metrics.jsonl has
+        writer.flush()  # a killed run must not show fewer records than its metrics.jsonl holds
 
     return Board(show, writer.close)
 
 
 @cache
 def _writer() -> Any:
+    """Return TensorBoard's SummaryWriter, or None, with a warning if it is installed but broken."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    except Exception as error:  # a TensorBoard that does not fit its protobuf or numpy raises whatever it meets
+    except Exception as error:  # with an incompatible protobuf or numpy, TensorBoard raises almost any exception
         warn_once(
-            "tensorboard", f"TensorBoard is installed and cannot be used ({error}); metrics.jsonl has all records."
+            "tensorboard", f"TensorBoard is installed but cannot be used ({error}); metrics.jsonl holds all records."
         )
         return None
     return SummaryWriter
 
 
 def wandb(path: Path, step: int) -> Board | None:
-    """A run of W&B under the name of the directory; a resumed one continues it."""
+    """Open a W&B run named after the directory, or return None if W&B is not requested; a resumed run is continued.
+
+    Args:
+        path: The run directory, from which the id of the W&B run is derived.
+        step: Unused; W&B keeps its own position.
+    """
     if (library := _wandb()) is None:
         return None
     own = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
     name = f"{path.parent.name}/{path.name}" if path.parent.name else path.name
-    run = library.init(project=os.environ[WHERE], name=name, id=own, dir=str(path), resume="allow")
+    run = library.init(project=os.environ[WANDB_PROJECT], name=name, id=own, dir=str(path), resume="allow")
     return Board(lambda figures, step: run.log(figures, step=step), run.finish)
 
 
 def _wandb() -> Any:
-    """The library if WANDB_PROJECT is set."""
-    return optional("wandb", f"{WHERE}, which is set,", extra="wandb") if os.environ.get(WHERE) else None
+    """Return the wandb library if WANDB_PROJECT is set."""
+    return (
+        optional("wandb", f"{WANDB_PROJECT}, which is set,", extra="wandb") if os.environ.get(WANDB_PROJECT) else None
+    )
 
 
 BOARDS: list[Callable[[Path, int], Board | None]] = [tensorboard, wandb]
+"""Functions that open a board for a run directory and a first step, or return None if it is unavailable."""
+
 _open: dict[Path, list[Board]] = {}

@@ -1,4 +1,9 @@
-"""Checks of the options of a run, before anything is loaded or written; errors name the flag."""
+"""Checks of the options of a run before anything is loaded or written; each error names the flag.
+
+``check_words`` runs first: it parses every expression and needs no data. ``check_batch`` and ``check_sources`` run
+once the data is loaded, and ``try_negatives`` tries the negatives on four made-up rows. The training loop and
+``hardneg compare`` call them.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +26,34 @@ from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import Scheduled, check_bounds
 
-OWN_RECIPES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
-"""Objectives that mean nothing without the state of a recipe: temperatures or normalisers of every image."""
-NEEDED = {
-    "nodes": ("infograph", "graphs, whose nodes it compares with them", "use --data graphs:NAME"),
-    "pixels": ("cmc", "images, whose lightness and colours it compares", "use hardneg train instance"),
+STATEFUL_OBJECTIVES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
+"""Objectives that need state of every image, such as temperatures, and the recipes that keep that state."""
+REQUIREMENTS = {
+    "nodes": ("infograph", "graphs, since it compares their nodes with them", "use --data graphs:NAME"),
+    "pixels": ("cmc", "images, since it compares their lightness with their colours", "use hardneg train instance"),
 }
-"""Of what a recipe needs of its items: which recipe, what it does with it, and what to do without."""
+"""By the feature that items must have: the recipe that needs it, the requirement, and the fix."""
 
 
 def check_words(options: TrainOptions) -> BatchSpec:
-    """Raises for unknown names and expressions; returns who shares a batch."""
+    """Check names, expressions and combinations of options, without loading data.
+
+    Args:
+        options: Options of a recipe.
+
+    Returns:
+        How batches are planned, parsed from ``--batches``.
+
+    Raises:
+        ArgumentError: If a name is unknown, an expression cannot be parsed, or options contradict each other.
+    """
     with located("--data"):
         kind = kind_of(options.data)
     if options.evaluate_with is not None and not kind.has_benchmarks:
         what = f"no --evaluate-with for {kind.noun}s, which have no benchmarks"
         raise argument_error("train", what, "evaluate_with", options.evaluate_with)
     if options.needs and options.needs != kind.has:
-        who, what, fix = NEEDED[options.needs]
+        who, what, fix = REQUIREMENTS[options.needs]
         raise ArgumentError(who, what, f"--data {options.data}, of {kind.noun}s", fix)
     kind.check(options)
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
@@ -51,34 +66,48 @@ def check_words(options: TrainOptions) -> BatchSpec:
     with located("--batches"):
         spec = parse_batches(options.batches)
     for schedules in (parse(options.negatives), spec.planner):
-        schedules.at(LONG, LONG)  # where they end
+        schedules.at(LONG, LONG)  # raises if a schedule ends out of bounds
     if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
         raise ArgumentError(
             "train",
-            "more epochs than the warm-up of its batches, which is uniform",
+            "more epochs than the warm-up of its batches, during which they are uniform",
             f"epochs={options.epochs} and warmup={spec.warmup}",
             f"write warmup={options.epochs - 1} into --batches, or train longer",
         )
     if isinstance(options, EMC2Options) and not isinstance(spec.planner, planners.UniformPlanner):
         warn_once(
             "emc2.planned_batches",
-            f"The chains of emc2 take their proposals from the batch. With --batches {options.batches} they do not "
-            "draw from the softmax over the data set, but from that softmax times how often an image shares a batch "
+            f"The Markov chains of emc2 propose images of the batch. With --batches {options.batches} they no longer "
+            "sample the softmax over the data set, but that softmax weighted by how often an image shares a batch "
             "with the anchor. Use --batches 'uniform()' for EMC2 as published.",
         )
     return spec
 
 
 def check_batch(options: TrainOptions, data: Items, ranks: int) -> None:
+    """Raise if the batch is larger than the data or cannot be divided among the ranks.
+
+    Args:
+        options: Options of a recipe.
+        data: The training items.
+        ranks: Number of processes.
+    """
     got = f"batch_size={options.batch_size}"
     if options.batch_size > len(data):
         raise ArgumentError("train", f"--batch-size of at most the {len(data)} {data.noun}s of {options.data}", got)
     if options.batch_size % ranks:
-        raise ArgumentError("train", f"--batch-size to divide over {ranks} ranks", got)
+        raise ArgumentError("train", f"--batch-size to be divisible by the {ranks} ranks", got)
 
 
 def check_sources(options: TrainOptions, data: Items) -> None:
-    """Raises for negatives of a source that the prepared data does not have, or that a direction does not."""
+    """Raise for negatives from a source that the prepared data lacks in one of the directions.
+
+    Only recipes with mined negatives are affected: whether there are any is known once the data is loaded.
+
+    Args:
+        options: Options of a recipe.
+        data: The prepared training items.
+    """
     if "mined" not in options.sources:
         return
     rest = tuple(source for source in options.sources if source != "mined")
@@ -92,16 +121,25 @@ def check_sources(options: TrainOptions, data: Items) -> None:
 def try_negatives(
     options: TrainOptions, labelled: bool = True, sources: tuple[str, ...] | None = None, fix: str = ""
 ) -> None:
-    """Raises for negatives that need what the recipe does not have: clusters, a second model, another source.
+    """Raise for negatives that need something the recipe lacks: clusters, labels, a second model, another source.
 
-    Tried on four rows. labelled: whether the items have labels; before the data is loaded this is unknown, and
-    assumed.
+    The expression is evaluated on four made-up rows, so that a mistake is found before the data is loaded.
 
-    >>> from hardneg.training.options import SimCLROptions
-    >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
-    >>> try_negatives(SimCLROptions(negatives="From('queue')"))
-    Traceback (most recent call last):
-    hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
+    Args:
+        options: Options of a recipe; ``options.check()`` is called as well.
+        labelled: Whether the items have labels; assumed before the data is loaded.
+        sources: Sources of the candidates, by default those of the recipe.
+        fix: Advice for the error.
+
+    Raises:
+        ArgumentError: If the negatives, the objective or the generator do not fit the recipe.
+
+    Example:
+        >>> from hardneg.training.options import SimCLROptions
+        >>> try_negatives(SimCLROptions(negatives="OtherLabel() * Tilt(1.0)"))
+        >>> try_negatives(SimCLROptions(negatives="From('queue')"))
+        Traceback (most recent call last):
+        hardneg.core.errors.ArgumentError: train needs --negatives for candidates of the batch, got ...: From needs ...
     """
     sources = options.sources if sources is None else sources
     options.check()
@@ -125,26 +163,31 @@ def try_negatives(
 
 
 def _try_objective(options: TrainOptions) -> None:
+    """Raise for an unknown objective, and for one that needs state that only another recipe has."""
     if (text := getattr(options, "objective", None)) is None:
         return
     names = ("num_negatives", "positives_in_denominator")
-    beside = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    more = {name: getattr(options, name) for name in names if hasattr(options, name)}
     with located("--objective"):
-        objective = read_objective(text, "train", tau_plus=number_of(options.tau_plus), **beside)
-    if recipe := OWN_RECIPES.get(objective.name):
-        what = "an --objective of the vectors of a batch alone"
+        objective = read_objective(text, "train", tau_plus=number_of(options.tau_plus), **more)
+    if recipe := STATEFUL_OBJECTIVES.get(objective.name):
+        what = "an --objective that needs only the embeddings of a batch"
         raise ArgumentError("train", what, f"objective={text!r}", f"use hardneg train {recipe}")
 
 
 def number_of(value: Scheduled) -> Number:
-    """The number, or the schedule that a text describes.
+    """Return a number, or the schedule that a text describes.
 
-    >>> number_of("linear(0.5, 0.1)")(50, 100)
-    0.3
+    Args:
+        value: A number, which is returned as it is, or text such as "linear(0.5, 0.1)".
+
+    Example:
+        >>> number_of("linear(0.5, 0.1)")(50, 100)
+        0.3
     """
     if not isinstance(value, str):
         return value
-    # As an argument, which is where the grammar has schedules.
+    # Parsed as the argument of a call, the only place where the grammar allows schedules.
     found = read_expression(f"number({value})", {"number": lambda value: value, **registered_schedules()})
     if not isinstance(found, Schedule):
         raise ArgumentError("train", 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
@@ -152,14 +195,14 @@ def number_of(value: Scheduled) -> Number:
 
 
 def _check_warmup(options: TrainOptions) -> None:
-    """Raises for a warm-up of the learning rate that lasts the whole run, so that nothing follows it."""
+    """Raise if the warm-up of the learning rate lasts the whole run."""
     if (warmup := read_rate(options.schedule).warmup) >= options.epochs:
         what, got = "more epochs than the warm-up of --schedule", f"warmup={warmup:g} and epochs={options.epochs}"
         raise ArgumentError("train", what, got, f"use a warmup below {options.epochs}, or train longer")
 
 
 def _check_schedules(options: TrainOptions) -> None:
-    """Raises for schedules that cannot be read, or begin or end out of bounds."""
+    """Raise for schedules that cannot be parsed, or whose first or last value is out of bounds."""
     rules = {one.name: one.metadata for one in fields(options)}
     for name in ("temperature", "tau_plus"):
         number = number_of(getattr(options, name))
@@ -171,6 +214,7 @@ def _check_schedules(options: TrainOptions) -> None:
 
 
 def _check_device(options: TrainOptions) -> None:
+    """Raise for CUDA without a GPU, and for fp16 on a CPU."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("train", "a CUDA device", "device='cuda' and none is visible", "use --device cpu")
     has_half = options.device != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())

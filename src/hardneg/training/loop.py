@@ -1,9 +1,13 @@
-"""The loop that the recipes share: devices, ranks, checkpoints, records, and the evaluation at the end.
+"""The training loop that all recipes share: devices, ranks, checkpoints, records and the final evaluation.
 
-A recipe gives a ``Method``: the encoder to train, and the loss of a batch. The data is ``Items`` of any kind
-(training/data/items.py), whose views are a pure function of (seed, epoch, id, view); the batches are one of (seed,
-epoch, graphs). So a killed run continues bit by bit from its last checkpoint, and several ranks see what one would have
-seen.
+A recipe contributes a ``Method`` (``training/method.py``): the encoder to train and the loss of a batch. The data is
+``Items`` of any kind (``training/data/items.py``). Views are a pure function of (seed, epoch, id, view) and batches
+of (seed, epoch, graph), so a killed run resumes bit by bit from its last checkpoint, and several ranks together see
+the batches that one process would see.
+
+Read ``train`` first, the entry point of ``hardneg train`` and ``hn.train``: it checks the options, opens the run
+directory and drives a ``Loop``. ``Loop.run_all`` trains the remaining epochs; ``Loop.finish`` evaluates and writes
+result.json.
 """
 
 from __future__ import annotations
@@ -58,7 +62,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SEEN_AFTER, SEEN_SHARE = 3, 0.95
-"""After so many epochs fewer items seen are warned of; of uniform batches the dropped last one differs each time."""
+"""After this many epochs, warn if a smaller share of the items was in a batch.
+
+Uniform batches reach it: their dropped, incomplete last batch holds other items in every epoch."""
 
 
 def train(
@@ -72,17 +78,34 @@ def train(
     allow_other_data: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Trains, evaluates and writes a run directory; returns the final figures.
+    """Train a recipe, evaluate its encoder and write a run directory.
 
-    ``views(images, ids, epoch, seed)`` gives the two views of a batch instead of the augmentation that the options
-    name, for images; a run is resumed with the same. A finished run is not trained again: with ``resume`` its figures
-    are returned. A run that was begun with other items or labels raises ``DataChanged`` unless ``allow_other_data``.
-    Where there is nothing to evaluate, as of images without labels, the run ends with its losses and diagnostics.
+    A finished run is not trained again: with ``resume`` its figures are returned. Without labels there may be no
+    accuracies, only losses and diagnostics.
+
+    Args:
+        recipe: Name of the recipe, stored in config.json.
+        build: Constructor of the method: ``build(options, data, total_steps)``.
+        options: Options of the recipe.
+        out: The run directory.
+        views: Replaces ``options.augment`` for images: ``views(images, ids, epoch, seed)`` returns two [b, c, h, w].
+        resume: Continue the run in ``out`` if there is one.
+        allow_other_data: Continue even if the items or labels differ from those that the run was started with.
+        quiet: Print nothing and show no progress bar.
+
+    Returns:
+        The content of result.json; empty on a machine that does not share the disk of the first rank.
+
+    Raises:
+        ArgumentError: If options are wrong or contradict each other or the data; a new directory is removed again.
+        FileError: If ``out`` holds another run, or a run with other options.
+        DataChanged: If the data differs from that of the resumed run and ``allow_other_data`` is not set.
+        NotFinite: If a loss or a weight is NaN or infinite.
     """
     spec = check_words(options)
     accelerator = accelerator_for(options)
     run = Run(output_folder(out))
-    with run.alone() if accelerator.is_main_process else nullcontext():
+    with run.exclusive() if accelerator.is_main_process else nullcontext():
         options = _as_begun(options, run)
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
@@ -100,22 +123,35 @@ def train(
         data = found.train.prepared(options, views)
         check_sources(options, data)
         loop = Loop(accelerator, run, options, spec, data, build, seen)
-        # The recipe has now declared whether it needs labels.
+        # Only after the recipe is built, which raises a clearer error if it requires labels.
         try_negatives(options, labelled=found.train.labels is not None)
         loop.run_all(quiet)
         loop.finish(found, views)
-    return run.result() or {}  # nothing on a machine that does not see the disk of the first rank
+    return run.result() or {}  # empty on a machine that does not share the disk of the first rank
 
 
 def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
-    """With the weight decay that the run was begun with, if none is given; older versions had 1e-6 for all data."""
-    if options.weight_decay is not None or not run.begun():
+    """Return the options with the weight decay of the resumed run, if none is given."""
+    # Older versions used 1e-6 for all data.
+    if options.weight_decay is not None or not run.has_results():
         return options
     return replace(options, weight_decay=run.whole_config()["options"].get("weight_decay"))
 
 
 class Loop:
-    """One training run: its modules, its position, and the steps between two checkpoints."""
+    """One training run: its modules, its position, and the steps between two checkpoints.
+
+    The constructor builds the method, wraps it for device and ranks, and restores the newest checkpoint.
+
+    Args:
+        accelerator: Device, precision and ranks.
+        run: The run directory.
+        options: Options of the recipe.
+        spec: How batches are planned, from ``--batches``.
+        data: The training items, prepared with their augmentation.
+        build: Constructor of the method.
+        seen: Description of the data for config.json, by which a resumed run recognises other data.
+    """
 
     def __init__(
         self,
@@ -127,7 +163,7 @@ class Loop:
         build: Build,
         seen: dict[str, Any],
     ) -> None:
-        self.accelerator, self.disk, self.options, self.spec = accelerator, run, options, spec
+        self.accelerator, self.run, self.options, self.spec = accelerator, run, options, spec
         self.data = data.to(accelerator.device)
         self.sampler = sampler_for(accelerator, options, spec, len(data))
         self.total = options.epochs * len(self.sampler)
@@ -140,20 +176,20 @@ class Loop:
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         if self.monitor is not None:
             check_monitor(options.monitor, self.data)
-        self.fresh = PlanRefresher(self.sampler, spec, self.total, self._vectors, options.seed)
+        self.refresher = PlanRefresher(self.sampler, spec, self.total, self._vectors, options.seed)
         self.adaptive = self._adaptive()
         self.epoch_loss = torch.zeros((), device=accelerator.device)
-        self.seen = torch.zeros(len(data), dtype=torch.bool)  # which items were ever in a batch
+        self.seen = torch.zeros(len(data), dtype=torch.bool)  # [n], True for items that were in a batch
         self.step, self.epoch, self.saved = 0, 0, 0
         self.epoch_seconds: list[float] = []
-        self.begun_seconds = 0.0  # of an epoch that was saved in its middle
+        self.begun_seconds = 0.0  # time already spent on an epoch that was resumed in its middle
         self._restore()
         if accelerator.is_main_process:
             run.record_trained(encoder, data.described(), data.decay(options), seen, self.data.scale())
         check_agreed(accelerator, self.step)
 
     def _prepare(self) -> Updates:
-        """Makes the optimiser, and wraps the encoder for its device and ranks."""
+        """Build the optimiser and wrap the encoder for its device and ranks."""
         options, accelerator = self.options, self.accelerator
         on_gpu = accelerator.device.type == "cuda"
         if on_gpu:
@@ -168,37 +204,43 @@ class Loop:
         )
         self.encode, self.optimizer = accelerator.prepare(self.method.encoder, optimizer)
         if options.compile:
-            # What an earlier run of this process has compiled holds its memory, slows every call by its guards, and
-            # after eight of them nothing more would be compiled.
+            # Code compiled for an earlier run of this process keeps its memory, slows every call by its guards, and
+            # counts towards torch's limit of eight recompilations, after which nothing more is compiled.
             torch.compiler.reset()
-        self.encode = self._prepared(self.encode)
-        self.method.prepare(self._prepared)
+        self.encode = self._wrapped(self.encode)
+        self.method.prepare(self._wrapped)
         inside = {id(p) for p in self.method.encoder.parameters()}
         outside = [p for p in parameters if id(p) not in inside]
         return Updates(accelerator, self.optimizer, parameters, outside, options, len(self.sampler))
 
     def _adaptive(self) -> list[adaptive]:
+        """Return the adaptive schedules of all losses of the method."""
         losses = [part for part in self.method.modules() if isinstance(part, ContrastiveLoss)]
         every = [s for one in losses for s in (*one.negatives.schedules(), one.temperature, one.tau_plus)]
         return [schedule for schedule in every if isinstance(schedule, adaptive)]
 
-    def _prepared(self, encoder: nn.Module) -> EncodeInputs:
-        """An encoder as the options have it called: compiled, in chunks."""
+    def _wrapped(self, encoder: nn.Module) -> EncodeInputs:
+        """Wrap an encoder as the options say: compiled, encoding in chunks."""
         options, accelerator, encode = self.options, self.accelerator, encoder
         if options.compile:
-            # On a GPU the step is bound by its launches, which CUDA graphs save: 1.6 s an epoch of CIFAR-10, not 3.4.
+            # On a GPU kernel launches bound the step, which CUDA graphs avoid: an epoch of CIFAR-10 in 1.6 s, not 3.4.
             graphs = accelerator.device.type == "cuda" and accelerator.num_processes == 1
             encode = torch.compile(encoder, mode="reduce-overhead" if graphs else "default")  # type: ignore[assignment]
         return GradCache(encode, options.encode_chunk, encoder) if options.encode_chunk else encode.__call__
 
     def run_all(self, quiet: bool) -> None:
-        """Trains all epochs that are left."""
+        """Train all remaining epochs.
+
+        Args:
+            quiet: Print nothing and show no progress bar, as on all ranks but the first.
+        """
         if self.step == 0:
-            self.fresh.before_training()
+            self.refresher.before_training()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         if not silent and (chosen := self.method.chosen()):
             print(
-                f"From the {len(self.data):,} {self.data.noun}s: {', '.join(f'{k} {n:,}' for k, n in chosen.items())}."
+                f"Chosen for {len(self.data):,} {self.data.noun}s: "
+                f"{', '.join(f'{name} {value:,}' for name, value in chosen.items())}."
             )
         with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
             for epoch in range(self.epoch, self.options.epochs):
@@ -213,36 +255,39 @@ class Loop:
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
                 if self.epoch == 1 and self.accelerator.is_main_process:
-                    self.disk.took(held_memory(self.accelerator.device))
-                self._look()
+                    self.run.record_memory(held_memory(self.accelerator.device))
+                self._run_monitor()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
 
     def _count_seen(self) -> None:
-        """Marks the items of the epoch that has ended; its plan has the batches of all ranks."""
+        """Mark the items of the epoch that has ended as seen; the plan holds the batches of all ranks."""
         for batch in self.sampler.plan:
             self.seen[torch.from_numpy(batch)] = True
         if self.epoch == SEEN_AFTER and self.share_seen < SEEN_SHARE and self.accelerator.is_main_process:
             noun = self.data.noun
             warnings.warn(
-                f"Only {self.share_seen:.1%} of the {len(self.data)} {noun}s were in a batch in {SEEN_AFTER} epochs: "
-                f'the others are not trained on. Use coverage="once" in --batches, or a smaller --batch-size if the '
-                f"last, incomplete batch holds the same {noun}s in every epoch.",
+                f"Only {self.share_seen:.1%} of the {len(self.data)} {noun}s were in a batch in the "
+                f'first {SEEN_AFTER} epochs; the model is not trained on the others. Use coverage="once" in --batches, '
+                f"or a smaller --batch-size if the last, incomplete batch holds the same {noun}s in every epoch.",
                 HardnegWarning,
                 stacklevel=2,
             )
 
     @property
     def share_seen(self) -> float:
+        """Share of the training items that were in at least one batch."""
         return float(self.seen.double().mean())
 
     def _batches(self, epoch: int) -> Iterator[Tensor]:
+        """Yield the item positions [b] of each batch of an epoch, on the device of the data."""
         self.sampler.set_epoch(epoch)
         for batch in self.sampler:
             index = torch.tensor(batch)
             yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
 
     def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        """Train on one batch: encode, compute the loss, update, and record or save where it is due."""
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
         views = joined(self.data.views(index, epoch, options.seed))
@@ -253,43 +298,44 @@ class Loop:
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
-        self.fresh.after_step(self.step, epoch, method.harvest)
+        self.refresher.after_step(self.step, epoch, method.harvest)
         if self.step % options.log_every == 0 or self.step == self.total:
             self._record(epoch, loss, show)
         every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
         if every and updated and in_the_middle and self.step - self.saved >= every:
             self._save()
 
-    def _look(self) -> None:
-        """Records what the monitor says, and keeps the weights that it finds best."""
+    def _run_monitor(self) -> None:
+        """Evaluate the monitor if it is due, record its value, and keep the best weights."""
         if self.monitor is None or self.epoch % self.options.monitor_every or not self.accelerator.is_main_process:
             return
         value = self.monitor(self.data, Represent(self.method.encoder, self.epoch, self.options.seed))
-        before = [record["monitor"] for record in self.disk.metrics() if record.get("monitor") is not None]
-        self.disk.log(step=self.step, epoch=self.epoch - 1, monitor=value)
+        before = [record["monitor"] for record in self.run.metrics() if record.get("monitor") is not None]
+        self.run.log(step=self.step, epoch=self.epoch - 1, monitor=value)
         if value > max(before, default=-math.inf):
             best = {"step": self.step, "epoch": self.epoch, "monitor": value}
-            self.disk.save_best({**best, "method": self.method.state_dict()})
+            self.run.save_best({**best, "method": self.method.state_dict()})
 
     def _adapt(self) -> None:
-        """Adaptive schedules move by whether the mean loss of the epoch fell."""
+        """Advance adaptive schedules, which react to whether the mean loss of the epoch has fallen."""
         for schedule in self.adaptive:
             schedule.observe(-float(self.accelerator.reduce(self.epoch_loss, "mean")) / len(self.sampler))
         self.epoch_loss = torch.zeros((), device=self.accelerator.device)
 
     def _vectors(self) -> Tensor:
-        """What the ranks plan from, the same on all of them."""
+        """Return unit vectors [n, d] of all items from which batches are planned, equal on all ranks."""
         if not self.spec.encode:
-            return self.fresh.known(self.step)
+            return self.refresher.known(self.step)
         vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
-        if self.accelerator.num_processes > 1:  # batch statistics that are not synchronised differ between ranks
+        if self.accelerator.num_processes > 1:  # ranks differ where batch statistics are not synchronised
             torch.distributed.broadcast(vectors, src=0)
         return vectors
 
     def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+        """Record loss and diagnostics of the last step; raise ``NotFinite`` if the loss is NaN or infinite."""
         with torch.no_grad():
             found = self.method.diagnose().summary() | self.method.figures()
-            # That of a user's method may be of the rank's own anchors.
+            # A user's method may compute its loss from the rank's own anchors, so average over the ranks.
             loss = self.accelerator.reduce(self.method.recorded(loss).detach(), "mean")
         record = {"step": self.step, "epoch": epoch, "loss": float(loss), **found}
         if self.options.schedule != "constant":
@@ -298,66 +344,81 @@ class Loop:
             raise self._not_finite(f"loss={record['loss']}")
         show(record)
         if self.accelerator.is_main_process:
-            self.disk.log(**record)
+            self.run.log(**record)
 
     def _not_finite(self, what: str) -> NotFinite:
-        before = " (the last checkpoint is from before)" if self.disk.checkpoint_path.exists() else ""
+        before = " (the last checkpoint was written before that)" if self.run.checkpoint_path.exists() else ""
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
 
     def finish(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> None:
-        """Evaluates and ends the run; the first rank's work, for which the others wait."""
+        """Evaluate and end the run; the first rank does this while the others wait.
+
+        Args:
+            splits: Training, test and probe items as they were loaded.
+            views: The augmentation with which ``train`` was called, if any.
+        """
         if self.accelerator.is_main_process:
             figures = self.evaluate(splits, views)
-            # Of all attempts, as far as they were saved.
+            # Summed over all attempts of a resumed run, as far as they were saved.
             times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
-            self.disk.took(held_memory(self.accelerator.device))
-            self.disk.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
+            self.run.record_memory(held_memory(self.accelerator.device))
+            self.run.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
         self.accelerator.wait_for_everyone()
 
     def evaluate(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> dict[str, Any]:
-        """The figures of the trained encoder, and its embeddings beside them; the first rank's work."""
-        records = [record for record in self.disk.metrics() if "loss" in record]
+        """Compute the final figures of the trained encoder and write embeddings.npz.
+
+        Args:
+            splits: Training, test and probe items as they were loaded.
+            views: The augmentation with which ``train`` was called, if any.
+
+        Returns:
+            ``share_seen``, the means over the last records (``final``), ``collapsed``, and the figures of the
+            evaluation.
+        """
+        records = [record for record in self.run.metrics() if "loss" in record]
         figures: dict[str, Any] = {"share_seen": self.share_seen}
         if records:
             figures["final"] = final_of(records)
             figures["collapsed"] = self._warn_if_collapsed(figures["final"])
-        once = replace(self.options, compile=False)  # what is seen once is not worth compiling for
+        once = replace(self.options, compile=False)  # compiling does not pay off for a single pass
         test, probe = (
             part and part.prepared(once, views).to(self.accelerator.device) for part in (splits.test, splits.probe)
         )
         represent = Represent(self.method.encoder, self.options.epochs, self.options.seed)
         found: Evaluation = test.evaluate(Splits(self.data, test, probe), represent, self.options)
         if found.arrays:
-            write_atomically(self.disk.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
+            write_atomically(self.run.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
         return figures | found.figures
 
     def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
         if collapsed := has_collapsed(final, self.method.collapsed_similarity):
             warnings.warn(
-                f"The run in {self.disk.path} has collapsed: its embeddings are almost one (two of them have a mean "
-                f"similarity of {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of a "
-                f"guess. Lower --learning-rate or --temperature, or look at the views (--augment).",
+                f"The run in {self.run.path} has collapsed: its embeddings are almost identical (the mean similarity "
+                f"of two of them is {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of "
+                f"random guessing. Lower --learning-rate or --temperature, or check the augmentation (--augment).",
                 HardnegWarning,
                 stacklevel=2,
             )
         return collapsed
 
     def _save(self) -> None:
+        """Write a checkpoint, unless a weight is NaN or infinite; all ranks check, the first one writes."""
         if not all(bool(torch.isfinite(weights).all()) for weights in self.method.parameters()):
-            raise self._not_finite("weights that are not")
+            raise self._not_finite("NaN or infinite weights")
         self.saved = self.step
         if not self.accelerator.is_main_process:
             return
         in_the_middle = self.step > self.epoch * len(self.sampler)
-        self.disk.save(
+        self.run.save(
             {
                 "step": self.step,
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
-                **self.fresh.state(),
+                **self.refresher.state(),
                 "seen": self.seen,
                 "plan": self.sampler.plan.state() if in_the_middle else None,
                 "epoch_loss": self.epoch_loss,
@@ -369,16 +430,17 @@ class Loop:
         )
 
     def _restore(self) -> None:
-        state = self.disk.load(self.accelerator.device)
+        """Restore the newest checkpoint, if there is one, and drop the records written after it."""
+        state = self.run.load(self.accelerator.device)
         if self.accelerator.is_main_process:
-            self.disk.forget_after(*(state["step"], state["records"]) if state else (0, 0))
+            self.run.forget_after(*(state["step"], state["records"]) if state else (0, 0))
         if state is None:
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self._load_method(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.fresh.restore(state)
-        if len(state["seen"]) == len(self.seen):  # not of other data
+        self.refresher.restore(state)
+        if len(state["seen"]) == len(self.seen):  # unless the run continues with other data
             self.seen = state["seen"].cpu()
         if state["plan"] is not None:
             self.sampler.resume(Plan.from_state(state["plan"]), self.step - self.epoch * len(self.sampler))
@@ -391,8 +453,9 @@ class Loop:
             self.accelerator.scaler.load_state_dict(state["scaler"])
 
     def _load_method(self, state: dict[str, Any]) -> None:
+        """Load the state of the method; raise ``DataChanged`` if its shapes do not fit."""
         try:
             self.method.load_state_dict(state)
-        except RuntimeError as error:  # such as a normaliser for each item of a data set that has grown
+        except RuntimeError as error:  # for example, one normaliser per item of a data set that has grown
             what = "a method whose state fits its checkpoint"
             raise DataChanged("train", what, " ".join(str(error).split()), "begin a new run in another --out") from None

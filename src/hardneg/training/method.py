@@ -1,4 +1,8 @@
-"""What a recipe is: the encoder that is trained, the loss of a batch, and what must survive a crash."""
+"""The interface of a training recipe: the encoder to train, the loss of a batch, and the state of a checkpoint.
+
+``Method`` is what the loop in ``training/loop.py`` trains; every file of ``training/recipes`` defines one. ``Batch``
+is what it receives in each step, and ``Build`` the signature of its constructor.
+"""
 
 from __future__ import annotations
 
@@ -20,76 +24,133 @@ EncodeInputs = Callable[[Inputs], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One rank's part of a global batch: two views of each item."""
+    """One rank's part of a global batch: two views of each item.
 
-    views: Inputs  # [2b]: the first views, then the second ones
-    ids: Tensor  # [b], positions in the data set
+    Attributes:
+        views: Inputs of 2b rows: the first views of all items, then the second ones.
+        ids: Positions of the items in the data set, [b].
+        labels: Labels of the items, [b], or None for data without labels.
+        mined: Extra negatives of the batch, or None if the data has no mined negatives.
+    """
+
+    views: Inputs  # [2b]
+    ids: Tensor  # [b]
     labels: Tensor | None  # [b]
-    mined: MinedRows | None = None  # negatives beside the batch, if the data has any
+    mined: MinedRows | None = None
 
     @property
     def first(self) -> Inputs:
+        """The first views of the items, b rows."""
         return self.views[: len(self.ids)]
 
     @property
     def second(self) -> Inputs:
+        """The second views of the items, b rows."""
         return self.views[len(self.ids) :]
 
 
 class Method(nn.Module, ABC):
-    """What a recipe is. Everything that must survive a crash is in its ``state_dict``."""
+    """Abstract base of a recipe: an encoder, its loss, and how a step is computed.
+
+    A subclass sets ``encoder`` and ``loss`` in its constructor and implements ``loss_of``. All state that must
+    survive a crash must live in parameters, buffers or submodules, since a checkpoint stores ``state_dict()``.
+
+    Each step calls ``set_progress``, ``loss_of``, the optimiser, ``after_step``; every ``--log-every`` steps
+    ``diagnose``, ``figures`` and ``recorded`` make a record.
+
+    Example::
+
+        class MyMethod(Method):
+            def __init__(self, options, data, total):
+                super().__init__()
+                self.encoder = data.encoder(options)
+                self.loss = ContrastiveLoss(options.negatives, options.temperature)
+
+            def loss_of(self, encode, batch):
+                z1, z2 = encode(batch.views).chunk(2)
+                self.last, self.keys = (z1, z2, batch.ids), Keys(normalize(z1).detach(), batch.ids)
+                return self.loss(*self.last)
+    """
 
     encoder: nn.Module
-    """Trained and evaluated; ``encode`` below is the same, wrapped for the ranks."""
+    """The module that is trained and evaluated; the ``encode`` of ``loss_of`` is this one, wrapped for the ranks."""
     loss: Any
-    """A ``ContrastiveLoss``, unless ``diagnose`` and ``set_progress`` are replaced as well."""
+    """A ``ContrastiveLoss``, or any loss if the subclass also overrides ``diagnose`` and ``set_progress``."""
     last: tuple[Any, ...]
-    """The arguments of the loss of the last batch."""
+    """Arguments with which the loss was called for the last batch."""
     keys: Keys
-    """Unit vectors of the last global batch."""
+    """Unit vectors of the last global batch, of all ranks."""
 
     collapsed_similarity: ClassVar[float] = COLLAPSED_SIMILARITY
-    """The mean similarity of candidates from which a run may have collapsed."""
+    """Mean similarity of candidates above which a run may have collapsed; see ``records.has_collapsed``."""
 
     def recorded_encoder(self) -> nn.Module:
-        """The part of the encoder that a run records, so that methods can be compared by it."""
+        """Return the part of the encoder that config.json describes.
+
+        Methods with extra modules, such as a predictor, override this, so that their encoders can be compared.
+        """
         return self.encoder
 
     def chosen(self) -> dict[str, int]:
-        """What the recipe has worked out from the data for options that were not given; printed when a run begins."""
+        """Return the values derived from the data for options that were not given, by name.
+
+        They are printed when a run starts, such as the size of a queue.
+        """
         return {}
 
     def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
-        """Applies ``how`` to encoders beside the trained one, so that they are called as it is: compiled, in chunks."""
+        """Wrap encoders other than the trained one, so that they are compiled and chunked like it.
+
+        Args:
+            how: Function that wraps an encoder as the options say and returns the callable to use instead.
+        """
 
     @abstractmethod
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
-        """The loss of a batch; sets ``last`` and ``keys``, or what replaces them in ``diagnose`` and ``harvest``."""
+        """Compute the loss of a batch.
+
+        Implementations also set ``last`` and ``keys``, which ``diagnose`` and ``harvest`` read, or override these.
+
+        Args:
+            encode: The trained encoder, wrapped for the device and the ranks; maps inputs to embeddings [rows, dim].
+            batch: This rank's part of the batch.
+
+        Returns:
+            A scalar with a gradient.
+        """
 
     def recorded(self, loss: Tensor) -> Tensor:
-        """The loss to record, where that of ``loss_of`` is a surrogate whose value means nothing."""
+        """Return the loss to record for a step.
+
+        Override it where ``loss_of`` returns a surrogate, whose gradient is right but whose value has no meaning.
+        """
         return loss
 
     def diagnose(self) -> Diagnosis:
-        """How hard and how false the negatives of the last batch were."""
+        """Return the diagnosis of the last batch: hardness, false-negative rate and more of its negatives."""
         found: Diagnosis = self.loss.diagnose(*self.last)
         return found
 
     def figures(self) -> dict[str, float]:
-        """More figures of the last batch for the records, the same on all ranks."""
+        """Return additional figures of the last batch for its record, equal on all ranks."""
         return {}
 
     def harvest(self) -> Keys:
-        """Unit vectors of the last global batch by id, for a graph."""
+        """Return the embeddings of the last global batch by id, unit vectors from which batches are planned."""
         return self.keys
 
     def set_progress(self, step: int, total: int) -> None:
-        """Evaluates the schedules before a step."""
+        """Evaluate the schedules of the loss before a step.
+
+        Args:
+            step: Number of steps that have been completed.
+            total: Number of steps of the whole run.
+        """
         self.loss.set_progress(step, total)
 
     def after_step(self) -> None:
-        """Updates what follows the weights: a momentum encoder, a queue."""
+        """Update state that follows the weights, such as a momentum encoder or a queue."""
 
 
 Build = Callable[[Any, Items, int], Method]
-"""Makes the method from its options, the data and the total number of steps."""
+"""Constructor of a method: its options, the training data, and the total number of steps."""

@@ -1,7 +1,10 @@
-"""Optimisers and learning rates as text, and how losses become updates of the weights.
+"""Optimisers and learning-rate schedules written as text, and the update of the weights from losses.
 
---optimizer adam | adamw | "sgd(momentum=0.9, nesterov=True)"
---schedule  constant | "cosine(warmup=5)" | "steps(30, 40, factor=0.1)"        warm-ups and steps are in epochs
+--optimizer  adam | adamw | "sgd(momentum=0.9, nesterov=True)"
+--schedule   constant | "cosine(warmup=5)" | "steps(30, 40, factor=0.1)"       warm-ups and steps are in epochs
+
+``read_optimiser`` and ``read_rate`` parse these texts; add a class to ``OPTIMISERS`` or ``RATES`` to extend them.
+``Updates`` applies gradients in the training loop: accumulation, clipping, learning rate.
 """
 
 from __future__ import annotations
@@ -28,27 +31,32 @@ WHO = "train"
 
 @dataclass(frozen=True, repr=False)
 class Optimiser(ABC):
-    """Which optimiser, with what does not change over training."""
+    """Abstract base of the optimisers: their constant arguments, and how parameters are grouped."""
 
     def build(self, parameters: Iterable[nn.Parameter], weight_decay: float, **common: Any) -> torch.optim.Optimizer:
         """Build the optimiser; only weights of two or more dimensions decay.
 
-        Biases, the scales of norms, learnt temperatures and one number per item, such as iSogCLR's, do not: decay
-        would move those of an item that no batch has visited.
+        Biases, the scales of normalisation layers, learnt temperatures and per-item parameters such as iSogCLR's do
+        not: decay would change the parameter of an item that no batch has visited.
 
         Args:
-            parameters: What is trained.
+            parameters: The parameters to train.
             weight_decay: Weight decay of matrices and kernels.
-            common: ``lr`` and ``fused``.
+            common: ``lr`` and ``fused``, as torch's optimisers have them.
         """
         groups: dict[float, list[nn.Parameter]] = {}
         for one in parameters:
             groups.setdefault(weight_decay if one.ndim > 1 else 0.0, []).append(one)
-        return self.of([{"params": some, "weight_decay": decay} for decay, some in groups.items()], **common)
+        return self.create([{"params": some, "weight_decay": decay} for decay, some in groups.items()], **common)
 
     @abstractmethod
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
-        """The optimiser of these parameter groups; ``common``: lr and fused."""
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """Create torch's optimiser for these parameter groups.
+
+        Args:
+            groups: Parameter groups, each with its weight decay.
+            common: ``lr`` and ``fused``.
+        """
 
     def __repr__(self) -> str:
         return short_repr(self).lower().replace("true", "True")
@@ -56,7 +64,7 @@ class Optimiser(ABC):
 
 @dataclass(frozen=True, repr=False)
 class Adam(Optimiser):
-    """Kingma and Ba 2015; the weight decay is part of the gradient."""
+    """Adam (Kingma and Ba 2015); the weight decay is added to the gradient."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -66,20 +74,21 @@ class Adam(Optimiser):
         for name in ("beta1", "beta2"):
             check_range(WHO, name, getattr(self, name), 0.0, 1.0, open_high=True)
 
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """Create torch's Adam or AdamW for these parameter groups."""
         return self.kind(groups, betas=(self.beta1, self.beta2), **common)
 
 
 @dataclass(frozen=True, repr=False)
 class AdamW(Adam):
-    """Loshchilov and Hutter 2019; the weight decay is beside the gradient."""
+    """AdamW (Loshchilov and Hutter 2019); the weight decay is decoupled from the gradient."""
 
     kind: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.AdamW
 
 
 @dataclass(frozen=True, repr=False)
 class SGD(Optimiser):
-    """With momentum, as SimCLR and MoCo train."""
+    """Stochastic gradient descent with momentum, as SimCLR and MoCo are trained."""
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -89,13 +98,18 @@ class SGD(Optimiser):
         if self.nesterov and not self.momentum:
             raise argument_error(WHO, "a momentum with nesterov=True", "momentum", self.momentum)
 
-    def of(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """Create torch's SGD for these parameter groups."""
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov, **common)
 
 
 @dataclass(frozen=True, repr=False)
 class Rate(ABC):
-    """What the learning rate is multiplied by: after a linear warm-up from 0, ``after(epochs)``."""
+    """Factor of the learning rate over training: a linear warm-up from 0, then ``after``.
+
+    Attributes:
+        warmup: Length of the warm-up in epochs.
+    """
 
     warmup: float = 0.0
 
@@ -103,7 +117,13 @@ class Rate(ABC):
         check_range(WHO, "warmup", self.warmup, 0.0, math.inf)
 
     def factor(self, step: int, total: int, per_epoch: int) -> float:
-        """Of the update that follows ``step`` batches, of ``total`` in all."""
+        """Return the factor of the learning rate for one update.
+
+        Args:
+            step: Number of batches before this update.
+            total: Number of batches of the whole run.
+            per_epoch: Number of batches per epoch.
+        """
         warm = self.warmup * per_epoch
         if step < warm:
             return (step + 1) / (warm + 1)
@@ -111,7 +131,12 @@ class Rate(ABC):
 
     @abstractmethod
     def after(self, epochs: float, share: float) -> float:
-        """After so many epochs, and this share of what follows the warm-up."""
+        """Return the factor after the warm-up.
+
+        Args:
+            epochs: Epochs since the start of the run.
+            share: Share of the time after the warm-up that has passed, in [0, 1].
+        """
 
     def __repr__(self) -> str:
         return short_repr(self).lower()
@@ -119,28 +144,42 @@ class Rate(ABC):
 
 @dataclass(frozen=True, repr=False)
 class Constant(Rate):
+    """A constant learning rate."""
+
     def after(self, epochs: float, share: float) -> float:
+        """Return 1."""
         return 1.0
 
 
 @dataclass(frozen=True, repr=False)
 class Cosine(Rate):
-    """Half a cosine from 1 down to ``end``."""
+    """Half a cosine from 1 down to ``end``.
+
+    Attributes:
+        end: Factor at the end of the run.
+    """
 
     end: float = 0.0
 
     def after(self, epochs: float, share: float) -> float:
+        """Return end + (1 - end) (1 + cos(pi share)) / 2."""
         return self.end + (1.0 - self.end) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 @dataclass(frozen=True, repr=False)
 class Steps(Rate):
-    """Times ``by`` at each of these epochs."""
+    """A learning rate that is multiplied by ``by`` at each of the given epochs.
+
+    Attributes:
+        epochs: When the rate changes.
+        by: Factor of each change.
+    """
 
     epochs: tuple[float, ...] = ()
     by: float = 0.1
 
     def after(self, epochs: float, share: float) -> float:
+        """Return ``by`` to the power of the number of epochs in ``epochs`` that have passed."""
         return float(self.by ** sum(epochs >= one for one in self.epochs))
 
     def __repr__(self) -> str:
@@ -149,9 +188,9 @@ class Steps(Rate):
 
 
 def _steps(*epochs: float, factor: float = 0.1, warmup: float = 0.0) -> Steps:
-    """``steps(30, 40, factor=0.1)``."""
+    """Build ``Steps`` from the text form ``steps(30, 40, factor=0.1)``."""
     if not epochs:
-        raise ArgumentError(WHO, "the epochs at which the rate falls, as in steps(30, 40)", "none")
+        raise ArgumentError(WHO, "the epochs at which the learning rate falls, as in steps(30, 40)", "none")
     check_range(WHO, "factor", factor, 0.0, 1.0)
     return Steps(warmup, epochs, factor)
 
@@ -161,31 +200,51 @@ RATES: dict[str, Callable[..., Rate]] = {"constant": Constant, "cosine": Cosine,
 
 
 def read_optimiser(text: str) -> Optimiser:
-    """>>> read_optimiser("sgd(momentum=0.9)") == read_optimiser("sgd")
-    True
+    """Parse the text of an optimiser; a bare name has default arguments.
+
+    Args:
+        text: Such as "adam" or "sgd(momentum=0.9, nesterov=True)".
+
+    Example:
+        >>> read_optimiser("sgd(momentum=0.9)") == read_optimiser("sgd")
+        True
     """
     found: Optimiser = read_expression(_called(text, OPTIMISERS), OPTIMISERS)
     return found
 
 
 def read_rate(text: str) -> Rate:
-    """>>> round(read_rate("cosine(warmup=5)").factor(55, 100, per_epoch=1), 3)
-    0.459
+    """Parse the text of a learning-rate schedule; a bare name has default arguments.
+
+    Args:
+        text: Such as "constant", "cosine(warmup=5)" or "steps(30, 40)".
+
+    Example:
+        >>> round(read_rate("cosine(warmup=5)").factor(55, 100, per_epoch=1), 3)
+        0.459
     """
     found: Rate = read_expression(_called(text, RATES), RATES)
     return found
 
 
 def _called(text: str, names: dict[str, Callable[..., Any]]) -> str:
-    """A bare name is a call without arguments."""
+    """Return the text as a call: a bare name becomes a call without arguments."""
     return f"{text.strip()}()" if text.strip() in names else text
 
 
 class Updates:
-    """Losses become updates: the gradients of ``accumulate`` batches are averaged, clipped and applied.
+    """Turns losses into updates: gradients of ``accumulate`` batches are averaged, clipped and applied.
 
-    An epoch ends with an update, of fewer batches where they do not divide it; a checkpoint is taken after an update,
-    so that no gradients have to be kept.
+    Every epoch ends with an update, from fewer batches if ``accumulate`` does not divide it. Checkpoints are written
+    after an update, so that they need no gradients.
+
+    Args:
+        accelerator: The accelerator of the run.
+        optimizer: The prepared optimiser.
+        parameters: All trained parameters, whose gradients are clipped together.
+        outside: Trained parameters outside the encoder, whose gradients are averaged over the ranks here.
+        options: Options of the recipe.
+        per_epoch: Number of batches per epoch.
     """
 
     def __init__(
@@ -203,16 +262,25 @@ class Updates:
         if options.accumulate > 1:
             warn_once(
                 "training.accumulate",
-                f"--accumulate {options.accumulate} averages gradients: every batch still has the negatives of "
-                f"{options.batch_size} items only. For more negatives raise --batch-size, and use --encode-chunk to "
-                "encode it in parts that fit into memory.",
+                f"--accumulate {options.accumulate} averages gradients only: each batch still has the negatives of "
+                f"{options.batch_size} items. For more negatives, raise --batch-size, and use --encode-chunk to "
+                "encode the batch in parts that fit into memory.",
             )
 
     def learning_rate(self, step: int) -> float:
+        """Return the learning rate of the update after ``step`` batches."""
         return self.options.learning_rate * self.rate.factor(step, self.total, self.per_epoch)
 
     def __call__(self, loss: Tensor, step: int) -> bool:
-        """Takes the loss of the batch that follows ``step`` others; returns whether the weights were updated."""
+        """Back-propagate the loss of one batch, and update the weights if its group is complete.
+
+        Args:
+            loss: Loss of the batch, a scalar with a gradient.
+            step: Number of batches before this one.
+
+        Returns:
+            True if the weights were updated.
+        """
         place = step % self.per_epoch
         begun = place - place % self.options.accumulate
         size = min(self.options.accumulate, self.per_epoch - begun)
@@ -221,7 +289,7 @@ class Updates:
         self.accelerator.backward(loss / size)
         if place + 1 < begun + size:
             return False
-        for parameter in self.outside:  # those of the encoder are averaged over the ranks by its wrapper
+        for parameter in self.outside:  # the wrapper of the encoder averages its own over the ranks
             parameter.grad = None if parameter.grad is None else self.accelerator.reduce(parameter.grad, "mean")
         if self.options.clip:
             self.accelerator.clip_grad_norm_(self.parameters, self.options.clip)

@@ -1,4 +1,7 @@
-"""What a training run is made of, from its options: data, loss, sampler, ranks, and a progress bar."""
+"""The parts of a training run, built from its options: data, loss, accelerator, sampler and progress bar.
+
+The training loop assembles them; ``loss_for`` is called by the recipes.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,33 @@ if TYPE_CHECKING:
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 OURS = "hardneg"
-CUDA_CONTEXT = 600 * 2**20  # bytes
+"""Key in the shared state of Accelerate that marks it as created by a run of ours."""
+CUDA_CONTEXT = 600 * 2**20
+"""Bytes of GPU memory that a process uses besides its tensors."""
 
 
 def splits(options: TrainOptions) -> Splits:
-    """What is trained on, what is evaluated on, and the labelled items that the evaluation is fitted to, if others."""
+    """Load the items of a run.
+
+    Args:
+        options: Options of a recipe; ``data`` selects the kind, and ``evaluate_on`` the test items.
+
+    Returns:
+        The training items, the test items, and the labelled items that the evaluation is fitted to if they differ
+        from the training items.
+    """
     return kind_of(options.data).splits(options)
 
 
 def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
-    """The loss that the options describe, as far as they have its arguments; ``more`` are those of a recipe."""
+    """Build the contrastive loss that the options describe.
+
+    Options without one of the loss's arguments leave its default.
+
+    Args:
+        options: Options of a recipe.
+        more: Arguments that the recipe fixes; they override the options.
+    """
     names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate")
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
@@ -47,9 +67,18 @@ def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
 
 
 def accelerator_for(options: TrainOptions) -> Accelerator:
+    """Create the accelerator of a run: its device, precision and ranks.
+
+    Args:
+        options: Options of a recipe; ``device`` and ``precision`` are used.
+
+    Raises:
+        MissingExtra: If accelerate is not installed.
+        ArgumentError: If accelerate does not see the ranks that the launcher has started.
+    """
     accelerate = optional("accelerate", "train", extra="train")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    # Without cpu=True and without a GPU, Accelerate would take each of the ranks for a run of its own.
+    # Without a GPU and without cpu=True, Accelerate would treat each rank as a run of its own.
     on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
     state = accelerate.state.AcceleratorState
     _forget_another_run(state, options.precision, on_cpu)
@@ -68,14 +97,19 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
 
 
 def _forget_another_run(state: Any, precision: str, on_cpu: bool) -> None:
-    """Accelerate keeps the precision and device of a process; those of an earlier run of ours need not be of this."""
+    """Reset Accelerate's process-wide state if an earlier run of ours had another precision or device."""
     now = state._shared_state
     if now.get(OURS) and (now["_mixed_precision"] != precision or on_cpu != (now["device"].type == "cpu")):
         state._reset_state(reset_partial_state=now["num_processes"] == 1)
 
 
 def synchronised(method: AnyModule, accelerator: Accelerator) -> AnyModule:
-    """Batch statistics over all ranks where the backend has them (CUDA); elsewhere each rank has its own."""
+    """Share batch statistics across ranks where the backend can (CUDA); elsewhere warn that each rank has its own.
+
+    Args:
+        method: The method, whose BatchNorm layers are converted.
+        accelerator: The accelerator of the run.
+    """
     if accelerator.num_processes == 1 or not has_batch_statistics(method):
         return method
     if accelerator.device.type == "cuda":
@@ -83,14 +117,22 @@ def synchronised(method: AnyModule, accelerator: Accelerator) -> AnyModule:
     if accelerator.is_main_process:
         warn_once(
             "training.batch_statistics",
-            f"The encoder has batch statistics, which {accelerator.num_processes} ranks without CUDA cannot share: "
-            "each normalises by its own part of the batch. Use an encoder without them (tiny), or one process.",
+            f"The encoder has batch normalisation, whose statistics {accelerator.num_processes} ranks without CUDA "
+            "cannot share: each rank uses those of its own part of the batch. Use an encoder without batch "
+            "normalisation (tiny), or one process.",
         )
     return method
 
 
 def check_agreed(accelerator: Accelerator, value: int) -> None:
-    """Raises unless all ranks found the same on the disk; one that does not see it would start again."""
+    """Raise unless all ranks read the same value from the disk.
+
+    A rank that does not see the run directory would start the run again.
+
+    Args:
+        accelerator: The accelerator of the run.
+        value: The value of this rank, such as the step of its checkpoint.
+    """
     if accelerator.num_processes > 1:
         found = accelerator.gather(torch.tensor([int(value)], device=accelerator.device))
         if bool((found != found[0]).any()):
@@ -98,6 +140,14 @@ def check_agreed(accelerator: Accelerator, value: int) -> None:
 
 
 def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
+    """Build the sampler that plans the batches of all ranks and yields those of this one.
+
+    Args:
+        accelerator: The accelerator of the run.
+        options: Options of a recipe.
+        spec: How batches are planned, from ``--batches``.
+        n: Number of training items.
+    """
     return PlannedBatchSampler(
         spec.planner,
         n,
@@ -110,7 +160,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
-        # What is not planned yet cannot be saved, so a run that is saved in mid-epoch plans whole segments.
+        # A checkpoint within an epoch stores the plan, so such a run plans whole segments instead of 8 batches ahead.
         ahead=8
         if not options.save_every_steps and (accelerator.device.type != "cuda" or spec.planner.needs != "graph")
         else None,
@@ -118,7 +168,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
 
 
 def held_memory(device: torch.device) -> PeakMemory:
-    """What this process holds now, and the most it has held of its GPU, with what CUDA keeps beside the tensors."""
+    """Return the present memory of this process and the peak memory of its GPU, CUDA context included."""
     host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
     return PeakMemory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
 
@@ -127,13 +177,25 @@ def held_memory(device: torch.device) -> PeakMemory:
 def progress_bar(
     quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None, noun: str = "image"
 ) -> Iterator[Callable[[dict[str, float]], None]]:
-    """A bar with the loss, the hardness and the speed; records are shown as they come."""
+    """Show a progress bar with the loss, the hardness and the speed.
+
+    Args:
+        quiet: Show nothing.
+        total: Number of steps of the run.
+        done: Number of steps completed before, by a resumed run.
+        batch_size: Items per batch, for the speed.
+        console: Where to draw, by default the terminal.
+        noun: Name of an item, such as "image".
+
+    Yields:
+        A function that is called with each record.
+    """
     if quiet:
         yield lambda record: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    # 80 columns hold a run of 100,000 steps at 10,000 items a second.
+    # Fits into 80 columns up to 100,000 steps at 10,000 items per second.
     columns = (
         BarColumn(bar_width=6),
         MofNCompleteColumn(),

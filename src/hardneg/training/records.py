@@ -1,4 +1,9 @@
-"""The records of a run: lines of JSON with their checksums, the final figures, and whether the run collapsed."""
+"""Records of a run: lines of JSON with checksums, the final figures, and the test for collapse.
+
+``line_of`` and ``read_records`` define the format of metrics.jsonl: each line is a JSON object with its number and
+its checksum, so that changed and missing lines are noticed. ``final_of`` averages the last records into the figures
+of result.json, and ``has_collapsed`` decides whether to warn that all embeddings are alike.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +19,45 @@ from hardneg.io.sealed import CHECKSUM, checked, with_checksum
 
 Record = dict[str, Any]
 
-FIX = "put back a copy of it, or delete it"
+FIX = "restore a copy, or delete it"
 LINE = "line"
 
-FEWEST, MOST, SHARE = 3, 10, 5
-"""The final figures are means over the last fifth of the records, at least three and at most ten of them."""
+MIN_RECORDS, MAX_RECORDS, FINAL_SHARE = 3, 10, 5
+"""The final figures are means over the last fifth of the records: at least three, at most ten."""
 
-OF_THE_LAST = ("step", "epoch", "effective_temperature")
-"""Taken from the last record, not averaged."""
+NOT_AVERAGED = ("step", "epoch", "effective_temperature")
+"""Figures taken from the last record instead of averaged."""
 
 COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
-"""Beyond what a fresh encoder has (0.93 of the tiny one on digits); a run on digits that collapsed ends at 1.000."""
+"""Similarity above which, and share of the guessing loss above which, a run has collapsed.
+
+An untrained encoder stays below it (the tiny one has 0.93 on digits); a collapsed run on digits ends at 1.000.
+"""
 
 COLLAPSED_WITH_LABELS = 0.9999
-"""Losses that pull classes together begin by pulling everything together: SupCon is at 0.999 for its first 30 steps, of
-which it recovers. Runs with a learning rate of 0.5, which do not, are at 0.999997."""
+"""The similarity threshold of losses that pull classes together, which at first pull everything together.
+
+SupCon is at 0.999 for its first 30 steps and recovers; runs with a learning rate of 0.5 stay at 0.999997.
+"""
 
 
 def line_of(record: Record, number: int) -> str:
-    """A record as the line of this number, from 0: numbers and checksums reveal lines that were lost or changed."""
+    """Return a record as one line of metrics.jsonl.
+
+    Args:
+        record: The figures of a step; NaN is written as null.
+        number: Number of the line, counted from 0; it is stored with the checksum and reveals missing lines.
+    """
     return json.dumps(with_checksum({**without_nan(record), LINE: number}), allow_nan=False) + "\n"
 
 
 def text_of(records: list[Record]) -> str:
-    """The content of a file of these records."""
+    """Return the content of a records file: one line per record."""
     return "".join(line_of(record, number) for number, record in enumerate(records))
 
 
 def count_lines(path: Path) -> int:
-    """The number of whole lines in a file; 0 if there is none."""
+    """Return the number of complete lines of a file; 0 if the file does not exist."""
     if not path.exists():
         return 0
     with path.open("rb") as file:
@@ -50,13 +65,16 @@ def count_lines(path: Path) -> int:
 
 
 def read_records(path: Path, least: int = 0) -> list[Record]:
-    """All records of a file; raises ``Damaged`` for a line that was changed or lost.
+    """Read all records of a file and verify their checksums and order.
 
-    A killed writer may leave half a line at the end, which is dropped; a whole one without its end is a record.
+    A killed writer may leave half a line at the end, which is dropped; a complete one without its newline is kept.
 
     Args:
-        path: The file; one that is not there has no records.
-        least: The number of records that are known to have been written, so that a lost end is found.
+        path: The file; a missing one has no records.
+        least: Number of records known to have been written, so that a lost end is noticed.
+
+    Raises:
+        Damaged: If a line was changed or is missing.
     """
     if not path.exists():
         return []
@@ -70,6 +88,7 @@ def read_records(path: Path, least: int = 0) -> list[Record]:
 
 
 def _record(path: Path, line: str, number: int) -> Record:
+    """Parse and verify one line; raise ``Damaged`` if it is not the record with this number."""
     try:
         record = parse_json(line)
     except ValueError:
@@ -78,7 +97,7 @@ def _record(path: Path, line: str, number: int) -> Record:
         raise _damaged(path)
     found: Record = checked(record, "train", path, FIX)
     if found.pop(LINE, None) != number:
-        raise _damaged(path, f"line {number + 1} is not the one that was written there")
+        raise _damaged(path, f"line {number + 1} was replaced or moved")
     if not all(isinstance(value, int | float | None) for value in found.values()):
         raise _damaged(path)
     return found
@@ -89,29 +108,43 @@ def _damaged(path: Path, got: str | None = None) -> Damaged:
 
 
 def final_of(records: list[Record]) -> Record:
-    """The last record, with means over the last ones instead of what varies from batch to batch.
+    """Average the last records into the final figures of a run.
 
-    >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
-    {'step': 3, 'hardness': 0.5, 'records': 3}
+    Batches vary, so the figures are means over the last records (see ``FINAL_SHARE``); step, epoch and effective
+    temperature are those of the last record. None stands for a figure that no record has.
+
+    Args:
+        records: All records of the run with a loss, oldest first; at least one.
+
+    Example:
+        >>> final_of([{"step": step, "hardness": step / 4} for step in range(1, 4)])
+        {'step': 3, 'hardness': 0.5, 'records': 3}
     """
-    last = records[-min(len(records), MOST, max(FEWEST, len(records) // SHARE)) :]
+    last = records[-min(len(records), MAX_RECORDS, max(MIN_RECORDS, len(records) // FINAL_SHARE)) :]
     return {name: _final(name, last) for name in last[-1]} | {"records": len(last)}
 
 
 def _final(name: str, last: list[Record]) -> Any:
-    if name in OF_THE_LAST:
+    if name in NOT_AVERAGED:
         return last[-1][name]
     known = [record[name] for record in last if record.get(name) is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
-    """Whether all embeddings are almost one: any two are similar, and the loss is near that of a guess, ln(1 + n).
+    """Return True if all embeddings have become almost identical.
 
-    Of all candidates alike, since hard negatives may be similar in a good run; n is the effective number of negatives,
-    which in a collapsed run is that of all. A recipe whose guess costs something else records it as ``guess_loss``. A
-    similarity above 1 is a dot product that no norm bounds (InfoGraph), and nothing follows from it.
-    Embeddings whose similarity is at least ``similar`` are almost one.
+    Two conditions must hold: the mean similarity of all candidates is at least ``similar``, and the loss is at least
+    95 % of that of random guessing, ln(1 + n). n is the effective number of negatives, which in a collapsed run
+    equals their number.
+
+    The similarity of all candidates is used, not that of the negatives, since hard negatives may be similar in a good
+    run. A recipe whose guess costs something else records it as ``guess_loss``. Similarities above 1 are dot products
+    of unbounded norm (InfoGraph) and never count as a collapse.
+
+    Args:
+        final: The final figures, from ``final_of``.
+        similar: Mean similarity from which embeddings count as identical.
     """
     similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
     if similarity is None or loss is None or number is None:

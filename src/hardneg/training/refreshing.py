@@ -1,4 +1,9 @@
-"""When the batches of a run are planned from fresh embeddings, and from which."""
+"""When the batches of a run are planned again from fresh embeddings, and from which embeddings.
+
+``PlanRefresher`` is called by the training loop after each step. Planners such as ``proximity()`` group similar items
+into a batch and need embeddings of all items. These are either harvested from the batches at no cost or computed by
+an extra pass of the encoder (``encode=True``).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,18 @@ from hardneg.batching.spec import BatchSpec
 from hardneg.core.types import Keys
 
 LEAD = 33
-"""Steps from the vectors of a graph to the batches planned from it, for a refresh every 100 steps."""
+"""Largest number of steps by which a refresh precedes the batches planned from it; enough to build a graph."""
 
 
 class PlanRefresher:
-    """Keeps the embeddings of each batch and, every ``refresh`` steps after the warm-up, lets the sampler plan anew.
+    """Collects the embeddings of each batch and lets the sampler plan again every ``refresh`` steps after the warm-up.
 
-    ``vectors`` gives what it plans from: what was ``harvested``, or a pass of the encoder over all items.
+    Args:
+        sampler: The sampler of the run.
+        spec: How batches are planned, from ``--batches``.
+        total: Number of steps of the run.
+        vectors: Returns the unit vectors [n, d] from which batches are planned.
+        seed: Seed of the approximate neighbour graph and of replacements for missing vectors.
     """
 
     def __init__(
@@ -36,24 +46,35 @@ class PlanRefresher:
         self.harvested = torch.zeros(0)
 
     def before_training(self) -> None:
+        """Plan the first epoch from an untrained or pretrained encoder, if there is no warm-up."""
         if self.spec.encode and self.spec.warmup == 0:
             self._plan_anew(0)
 
     def after_step(self, step: int, epoch: int, harvest: Callable[[], Keys]) -> None:
-        """Keeps what the method harvested in this step, and plans anew if that is due."""
+        """Keep the embeddings of this step, and plan again if it is due.
+
+        Args:
+            step: Number of steps completed, this one included.
+            epoch: The epoch of this step, counted from 0.
+            harvest: Returns the embeddings of the step by item.
+        """
         if self.sampler.planner.needs == "nothing":
             return
         if not self.spec.encode:
             self._keep(harvest())
-        # Without a warm-up, the first epoch is uniform until a refresh, since nothing is known of the items before.
+        # Without a warm-up, the first epoch is uniform until a refresh, since there are no embeddings before.
         first = self.refreshed is None and step == max(1, self.spec.warmup) * len(self.sampler) < self.total
         if first or (epoch >= self.spec.warmup and self.is_due(step, epoch)):
             self._plan_anew(step)
 
     def known(self, step: int) -> Tensor:
-        """The harvested vectors; an item without one has that of a random other, as whose neighbour it can be drawn.
+        """Return the harvested vectors, [n, d]; an item without one has the vector of a random other item.
 
-        Such items are those that a dropped last batch would have held. With vectors of 0 no planner would find them.
+        Such items were in a dropped last batch. With vectors of zeros no planner would ever select them; as the
+        neighbour of another item each of them can be drawn.
+
+        Args:
+            step: Number of steps completed, which varies the random choice.
         """
         missing = ~self.harvested.any(1)
         if not missing.any() or missing.all():
@@ -65,9 +86,13 @@ class PlanRefresher:
         return vectors
 
     def is_due(self, step: int, epoch: int) -> bool:
-        """Shortly before the segment of the plan that begins nearest to ``refresh`` steps after the last one.
+        """Return True shortly before the segment that starts nearest to ``refresh`` steps after the last refresh.
 
-        Shortly before, since on a GPU the graph is built while training continues.
+        It is done a few steps early, since on a GPU the graph is built while training continues.
+
+        Args:
+            step: Number of steps completed.
+            epoch: The present epoch, counted from 0.
         """
         every, done = self.spec.refresh, step - epoch * len(self.sampler)
         begun = (done - 1) // every * every
@@ -77,32 +102,37 @@ class PlanRefresher:
         return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and step + left < self.total
 
     def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: harvested vectors, last refresh, and the data of the present plan."""
         return {"harvested": self.harvested, "refreshed": self.refreshed, "planned_from": _as_state(self.sampler.data)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes the state of a checkpoint, unless it is of another number of items."""
+        """Restore the state of a checkpoint, unless it has another number of items."""
         if len(state["harvested"]) in (0, self.sampler.num_instances):
             self.harvested, self.refreshed = state["harvested"], state["refreshed"]
             self.sampler.data = _from_state(state["planned_from"])
 
     def _keep(self, keys: Keys) -> None:
+        """Store the vectors of a batch by item."""
         if not len(self.harvested):
             self.harvested = torch.zeros(self.sampler.num_instances, keys.dim, device=keys.vectors.device)
         assert keys.ids is not None
         self.harvested.index_copy_(0, keys.ids, keys.vectors.to(self.harvested))
 
     def _plan_anew(self, step: int) -> None:
+        """Plan again from fresh embeddings."""
         self.refresh.now(step)
         self.refreshed = step
 
 
 def _as_state(data: Any) -> dict[str, Tensor] | None:
+    """Return a graph or vectors as tensors for a checkpoint."""
     if isinstance(data, ProximityGraph):
         return {"neighbours": data.neighbours.int(), "similarities": data.similarities}
     return None if data is None else {"vectors": data}
 
 
 def _from_state(state: dict[str, Tensor] | None) -> Any:
+    """Return the graph or the vectors that ``_as_state`` has stored."""
     if state is None:
         return None
     if "vectors" in state:

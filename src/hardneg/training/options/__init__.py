@@ -1,4 +1,12 @@
-"""The options of the recipes: plain dataclasses, light enough for ``--help``, the same for flags, YAML and Python."""
+"""Options of the training recipes: one frozen dataclass per recipe.
+
+The same class is read from the command line (each field is a flag of ``hardneg train RECIPE``), from YAML files of
+comparisons, and from Python. Nothing here imports torch, so that ``hardneg train --help`` answers at once.
+
+Read ``base.py`` first: it holds the fields that all recipes share. ``images.py``, ``texts.py``, ``graphs.py`` and
+``banks.py`` add those of each recipe, and ``values.py`` checks types and bounds. ``RECIPES`` maps the name of a
+recipe to its options.
+"""
 
 from hardneg.training.options.banks import CMCOptions, InstanceOptions, LocalAggregationOptions, NegativeCacheOptions
 from hardneg.training.options.base import TrainOptions
@@ -31,3 +39,4 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "graphcl": GraphCLOptions,
     "infograph": InfoGraphOptions,
 }
+"""The options class of each recipe, by the name of the recipe on the command line."""

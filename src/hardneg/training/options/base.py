@@ -1,4 +1,8 @@
-"""What every recipe takes."""
+"""Options that all training recipes share, and the texts and panels of their help.
+
+``TrainOptions`` is the base of the options of every recipe; a recipe adds fields or changes defaults in a subclass. A
+field is declared with ``option(default, help, panel)``: its help text is what ``hardneg train RECIPE --help`` shows.
+"""
 
 from __future__ import annotations
 
@@ -10,83 +14,118 @@ from hardneg.core.options import make_plain, option
 from hardneg.core.schedules import Schedule
 from hardneg.training.options.values import Scheduled, check_option, kinds_of, unless_none
 
-TEMPERATURE = 'Similarities are divided by this; a number or a schedule such as "linear(0.5, 0.1)".'
+TEMPERATURE = 'Temperature that divides the similarities: a number, or a schedule such as "linear(0.5, 0.1)".'
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
-"""The panels of the help."""
-OBJECTIVE = 'What is made of positives and negatives: info_nce, jsd, sigmoid, "rince(q=0.1)" ...'
-GENERATE = 'Makes more candidates, such as "mochi(num_hardest=64)".'
+"""Titles of the panels that group the flags in ``--help``."""
+OBJECTIVE = 'Loss function: info_nce, jsd, sigmoid, "rince(q=0.1)" ...'
+GENERATE = 'Synthesise extra negatives from the existing ones, such as "mochi(num_hardest=64)".'
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What every recipe takes."""
+    """Options of every recipe: data, encoder, negatives, optimisation and the run itself.
+
+    Values are checked one by one when the object is built: type, bounds and allowed words. Combinations that depend
+    on the recipe are checked by ``check``, which the training loop calls before it loads anything.
+
+    Example:
+        >>> from hardneg.training.options import SimCLROptions
+        >>> SimCLROptions(negatives="Tilt(1.0)", temperature="linear(0.5,0.1)").temperature
+        'linear(0.5, 0.1)'
+        >>> SimCLROptions(batch_size=1)
+        Traceback (most recent call last):
+        hardneg.core.errors.ArgumentError: train needs --batch-size of at least 2, got 1.
+    """
 
     data: str = option(
-        "digits", "digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH, hf:NAME, text:FILE ...", DATA
-    )
-    data_root: str | None = option(None, "Where the data set lies, if not in its usual place.", DATA)
-    encoder: str = option(
-        "auto",
-        "auto, tiny, resnet18, resnet50, resnet18-imagenet, timm:NAME, torchvision:NAME, hf:PATH, file.py:function.",
+        "digits",
+        "Data set: digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH, hf:NAME, text:FILE ...",
         DATA,
     )
-    dim: int = option(128, "Features of the projection that the loss sees.", DATA, low=1)
+    data_root: str | None = option(None, "Folder that holds the data set, if not the default one.", DATA)
+    encoder: str = option(
+        "auto",
+        "Encoder: auto, tiny, resnet18, resnet50, resnet18-imagenet, timm:NAME, torchvision:NAME, hf:PATH, or "
+        "file.py:function.",
+        DATA,
+    )
+    dim: int = option(128, "Dimension of the embeddings that the loss compares.", DATA, low=1)
     negatives: str = option(
-        "Uniform()", 'Negatives in the grammar, such as "Tilt(1.0)"; see: hardneg explain.', NEGATIVES
+        "Uniform()",
+        'Distribution of the negatives, such as "Tilt(1.0)"; "hardneg explain" describes an expression.',
+        NEGATIVES,
     )
     temperature: float | str = option(0.5, TEMPERATURE, NEGATIVES, low=1e-4)
     tau_plus: float | str = option(
         0.0,
-        'Share of false negatives to correct for (DCL, HCL); also "linear(0, 0.1)".',
+        'Assumed false-negative rate that the loss corrects for (DCL, HCL); or a schedule such as "linear(0, 0.1)".',
         NEGATIVES,
         low=0.0,
         high=0.999,
     )
     batches: str = option(
-        "uniform()", 'Who shares a batch: uniform(), "proximity(num_candidates=500)", "knn()" ...', NEGATIVES
+        "uniform()",
+        'How items are grouped into batches: uniform(), "proximity(num_candidates=500)", "knn()" ...',
+        NEGATIVES,
     )
-    epochs: int = option(50, "Passes over the data.", TRAINING, low=1)
-    batch_size: int = option(256, "Items in a batch, over all ranks together.", TRAINING, low=2)
+    epochs: int = option(50, "Number of passes over the data.", TRAINING, low=1)
+    batch_size: int = option(256, "Items per batch, summed over all ranks.", TRAINING, low=2)
     encode_chunk: int = option(
-        0, "Views that are encoded at once, for batches larger than memory; 0: all of them.", TRAINING, low=0
+        0,
+        "Number of views encoded at a time, for batches that do not fit into memory (0 = all at once).",
+        TRAINING,
+        low=0,
     )
-    optimizer: str = option("adam", 'adam, adamw or sgd, or with values "sgd(momentum=0.9, nesterov=True)".', TRAINING)
-    learning_rate: float = option(1e-3, "Step size of the optimiser.", TRAINING, low=0.0)
+    optimizer: str = option(
+        "adam", 'Optimiser: adam, adamw, sgd, or with arguments "sgd(momentum=0.9, nesterov=True)".', TRAINING
+    )
+    learning_rate: float = option(1e-3, "Learning rate.", TRAINING, low=0.0)
     schedule: str = option(
-        "constant", 'Of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; epochs.', TRAINING
+        "constant",
+        'Schedule of the learning rate: constant, "cosine(warmup=5)", "steps(30, 40, factor=0.1)"; times in epochs.',
+        TRAINING,
     )
     weight_decay: float | None = option(
-        None, "Weight decay, not of biases and norms; by default 1e-6 for pixels, 0 for other data.", TRAINING, low=0.0
+        None,
+        "Weight decay, not applied to biases and normalisation layers; default 1e-6 for pixels, 0 for other data.",
+        TRAINING,
+        low=0.0,
     )
-    clip: float = option(0.0, "Largest norm of the gradient; 0: not clipped.", TRAINING, low=0.0)
+    clip: float = option(0.0, "Clip the norm of the gradient to this value (0 = no clipping).", TRAINING, low=0.0)
     accumulate: int = option(
-        1, "Batches whose gradients are averaged for an update; the negatives stay those of a batch.", TRAINING, low=1
+        1,
+        "Number of batches whose gradients are averaged per update; each batch still has only its own negatives.",
+        TRAINING,
+        low=1,
     )
     augment: str = option(
         "auto",
-        'The views of images: auto, tiny, grey, cifar or kornia, or with values "cifar(blur_probability=0.5)".',
+        'Augmentation of images: auto, tiny, grey, cifar, kornia, or with arguments "cifar(blur_probability=0.5)".',
         DATA,
     )
-    seed: int = option(0, "Of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
+    seed: int = option(0, "Random seed of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
     precision: str = option(
-        "no", "Mixed precision, for GPUs: on most CPUs bf16 is slower.", RUN, among=("no", "bf16", "fp16")
+        "no", "Mixed precision, for GPUs; on most CPUs bf16 is slower than float32.", RUN, among=("no", "bf16", "fp16")
     )
-    device: str = option("auto", "Where to train.", RUN, among=("auto", "cpu", "cuda"))
-    compile: bool = option(False, "Compile the training step (worth it on a GPU).", RUN)
-    log_every: int = option(20, "Steps between records of loss and diagnostics.", RUN, low=1)
+    device: str = option("auto", "Device to train on.", RUN, among=("auto", "cpu", "cuda"))
+    compile: bool = option(False, "Compile the training step with torch.compile (pays off on a GPU).", RUN)
+    log_every: int = option(20, "Number of steps between two records of the loss and its diagnostics.", RUN, low=1)
     evaluate_on: str = option(
-        "test", "validation holds out some of the training items.", RUN, among=("test", "validation")
+        "test",
+        "Split to evaluate on; validation holds out a share of the training items.",
+        RUN,
+        among=("test", "validation"),
     )
-    validation_share: float = option(0.2, "Share of the training items that it holds out.", RUN, low=0.001, high=0.999)
-    evaluate_with: str | None = option(
-        None, "A benchmark for encoders of texts: sts:FILE or sts:FOLDER, beir:FOLDER.", RUN
+    validation_share: float = option(
+        0.2, "Share of the training items held out by --evaluate-on validation.", RUN, low=0.001, high=0.999
     )
-    save_every: int = option(1, "Epochs between checkpoints.", RUN, low=1)
-    save_every_steps: int = option(0, "Batches between further checkpoints in mid-epoch; 0: none.", RUN, low=0)
-    monitor: str = option(
-        "knn", "What is watched, and chooses the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".", RUN
+    evaluate_with: str | None = option(None, "Benchmark for text encoders: sts:FILE, sts:FOLDER or beir:FOLDER.", RUN)
+    save_every: int = option(1, "Number of epochs between two checkpoints.", RUN, low=1)
+    save_every_steps: int = option(
+        0, "Number of batches between two extra checkpoints within an epoch (0 = none).", RUN, low=0
     )
-    monitor_every: int = option(0, "Epochs between looks at the monitor; 0: never.", RUN, low=0)
+    monitor: str = option("knn", "Metric that selects the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".", RUN)
+    monitor_every: int = option(0, "Number of epochs between two evaluations of --monitor (0 = never).", RUN, low=0)
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -98,26 +137,48 @@ class TrainOptions:
                 object.__setattr__(self, one.name, value)
             check_option("train", one.name, value, kinds[one.name], one.metadata)
 
-    needs: ClassVar[str] = ""  # what the items must have: "nodes", "pixels"
-    sources: ClassVar[tuple[str, ...]] = ("batch",)  # what ``From(...)`` calls the candidates
+    needs: ClassVar[str] = ""
+    """Feature that the items must have: "nodes" (graphs), "pixels" (images), or "" for any data."""
+    sources: ClassVar[tuple[str, ...]] = ("batch",)
+    """Sources of the candidates, as ``From(...)`` and ``source=`` name them."""
 
     def check(self) -> None:
-        """Raises for options that do not go together; cheap, and before anything is loaded."""
+        """Raise ``ArgumentError`` if options contradict each other.
+
+        Subclasses override this with the conditions of their recipe. It must be cheap, since it runs before any data
+        is loaded.
+        """
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all options as a plain dictionary, as it is stored in config.json."""
         return asdict(self)
 
 
 def defaults_of(options: TrainOptions) -> dict[str, Any]:
-    """Of a recipe's options or a user's own, as far as they have any."""
+    """Return the default of each option that has one.
+
+    Args:
+        options: Options of a recipe, or a dataclass of the user's own recipe, whose fields need not have defaults.
+    """
     return {one.name: one.default for one in fields(options) if one.default is not MISSING}
 
 
 def check_fixed(recipe: str, options: TrainOptions) -> None:
-    """Raises for what a loss that remembers the whole data set cannot take."""
+    """Raise if a schedule or a correction is set that a loss over the whole data set cannot use.
+
+    Such a loss keeps one state per image, accumulated over many steps. That state is only meaningful for a constant
+    temperature, and there is no correction for false negatives.
+
+    Args:
+        recipe: Name of the recipe, for the error.
+        options: Its options; ``tau_plus`` and ``temperature`` are checked.
+
+    Raises:
+        ArgumentError: If ``tau_plus`` is not 0 or ``temperature`` is a schedule.
+    """
     if options.tau_plus:
         what = "--tau-plus of 0, since a loss over the whole data set has no correction for false negatives"
         raise ArgumentError(recipe, what, repr(options.tau_plus))
     if isinstance(options.temperature, str):
-        what = "a number as --temperature, since what it remembers of each image is of one temperature"
+        what = "a number as --temperature, since the state that it keeps for each image depends on it"
         raise ArgumentError(recipe, what, repr(options.temperature))

@@ -1,4 +1,8 @@
-"""Checks of the value of an option: its type, its bounds, and how both are described."""
+"""Checks of the value of a single option: its type, its bounds, and the words that describe both in errors.
+
+``TrainOptions`` calls ``check_option`` for each of its fields; the readers of flags and YAML files use the helpers.
+Expressions and schedules are only checked for their shape here; ``training/checks.py`` parses them.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,31 @@ from hardneg.core.text import printable
 Scheduled = float | str
 """A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
 
-
-_largest = 2**63 - 1  # of the whole numbers that torch takes
+_largest = 2**63 - 1  # the largest integer that fits into a torch tensor
 
 
 @cache
 def kinds_of(options: type) -> dict[str, Any]:
-    """The types of the fields, which Python evaluates from their text each time; a comparison reads many options."""
+    """Return the types of the fields of an options class, by name.
+
+    Cached, because Python evaluates annotations from their text on every call and a comparison reads many options.
+    """
     return get_type_hints(options)
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
-    """Raises before anything is loaded, naming the option and what it allows; the text of a schedule is read later."""
+    """Check the value of one option against its type, its bounds and its allowed words.
+
+    Args:
+        who: Verb of the command line, the subject of the error.
+        name: Name of the field.
+        value: The value to check; the text of a schedule is parsed later.
+        kind: Type of the field, from ``kinds_of``.
+        rules: Metadata of the field, as ``option(...)`` stores it.
+
+    Raises:
+        ArgumentError: If the value is not allowed; it names the flag and what is allowed.
+    """
     flag, got = flag_of(name, rules), repr(value)
     if rules["among"] and value not in rules["among"]:
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
@@ -38,7 +55,15 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
 
 
 def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None = None) -> None:
-    """Raises unless a number is within what its option allows; ``got`` where the number is a part of what was given."""
+    """Raise ``ArgumentError`` unless a number is within the bounds of its option.
+
+    Args:
+        who: Verb of the command line, the subject of the error.
+        name: Name of the field.
+        value: The number to check; infinity is never allowed.
+        rules: Metadata of the field: ``low`` is required, ``high`` may be None.
+        got: Text that the error shows instead of the number, for a number that is only a part of the user's value.
+    """
     low, high = rules["low"], rules["high"]
     if high is None and isinstance(value, int) and value > _largest:
         high = _largest
@@ -47,16 +72,36 @@ def check_bounds(who: str, name: str, value: float, rules: Any, got: str | None 
 
 
 def allowed(low: float, high: float | None) -> str:
+    """Describe the bounds of an option for an error.
+
+    Example:
+        >>> allowed(1, None), allowed(0.0, 0.999)
+        ('of at least 1', 'between 0 and 0.999')
+    """
     return f"of at least {shown(low)}" if high is None else f"between {shown(low)} and {shown(high)}"
 
 
 def shown(bound: float) -> str:
-    """A bound as people write it: a whole number with all its digits."""
+    """Write a bound as people do: a whole number with all its digits, a float in short."""
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def from_text(kind: Any, value: Any) -> Any:
-    """A value of a YAML file as a flag would have read it: YAML takes 1e-3 for a word and no for False."""
+    """Convert a value of a YAML file to what the flag would have read.
+
+    YAML 1.1 reads ``1e-3`` as a string and ``no`` as False, which a user means as a number and as the word.
+
+    Args:
+        kind: Type of the option.
+        value: The value as the YAML reader returns it.
+
+    Returns:
+        The converted value, or the value itself where nothing needs converting.
+
+    Example:
+        >>> from_text(float, "1e-3"), from_text(str, False)
+        (0.001, 'no')
+    """
     kind = unless_none(kind)
     if isinstance(value, str) and kind in (int, float, Scheduled):
         try:
@@ -67,6 +112,7 @@ def from_text(kind: Any, value: Any) -> Any:
 
 
 def _is(kind: Any, value: Any) -> bool:
+    """Return True if the value has the type; a schedule counts as one by its shape, ``name(...)``."""
     if value is None:
         return NoneType in get_args(kind)
     kind = unless_none(kind)
@@ -80,12 +126,18 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def called(kind: Any) -> str:
+    """Describe the type of an option for an error: "a whole number", "a number", "true or false", "text"."""
     kind = unless_none(kind)
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
 
 
 def unless_none(kind: Any) -> Any:
-    """The kind of a value that is given, where None stands for one that is not."""
+    """Return the type without its None alternative.
+
+    Example:
+        >>> unless_none(int | None)
+        <class 'int'>
+    """
     parts = get_args(kind)
     return reduce(or_, (one for one in parts if one is not NoneType)) if NoneType in parts else kind

@@ -1,4 +1,10 @@
-"""Recipes: flat files, one method each, on the loop of hardneg.training.loop."""
+"""Recipes: one flat file per method, trained by the loop in ``training/loop.py``.
+
+``METHODS`` maps the name of a recipe to its module and method; ``run_recipe`` is the entry point of ``hardneg
+train``, comparisons and ``hn.train``. To read one recipe, start with ``simclr.py``; most others derive from it. To
+add one, write a ``Method`` in a new file, its options in ``training/options``, and a line in ``METHODS`` and in
+``RECIPES``.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +35,24 @@ METHODS = {
     "graphcl": "graphcl.GraphCL",
     "infograph": "infograph.InfoGraph",
 }
-"""The recipes by name: the module and what builds the method, which is imported when it is trained."""
+"""The module and the constructor of each method, by the name of its recipe; imported when the recipe is trained."""
 
 
 def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) -> dict[str, Any]:
-    """Trains with the recipe of this name; ``how`` is what ``train`` takes: resume, quiet."""
+    """Train with the recipe of this name.
+
+    Args:
+        recipe: A key of ``METHODS``, such as "simclr".
+        options: Options of the recipe, of the class ``RECIPES[recipe]``.
+        out: The run directory.
+        how: Further arguments of ``train``: ``views``, ``resume``, ``allow_other_data``, ``quiet``.
+
+    Returns:
+        The content of result.json.
+
+    Raises:
+        ArgumentError: If the recipe is unknown or the options are those of another one.
+    """
     if recipe not in METHODS:
         raise ArgumentError("train", f"a recipe among {', '.join(METHODS)}", f"recipe={recipe!r}")
     if not isinstance(options, RECIPES[recipe]):

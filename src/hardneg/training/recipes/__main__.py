@@ -1,4 +1,10 @@
-"""``python -m hardneg.training.recipes RECIPE OUT OPTIONS_AS_JSON [--allow-other-data]``: a run in its own process."""
+"""Run one recipe in its own process, as comparisons do.
+
+``python -m hardneg.training.recipes RECIPE OUT OPTIONS_AS_JSON [--allow-other-data]``
+
+The exit code tells the parent why a run failed (``EXIT_CODES``), the last line of stderr is the message, and warnings
+are stored in the run directory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
 
-CODES: list[tuple[type[BaseException], int]] = [
+EXIT_CODES: list[tuple[type[BaseException], int]] = [
     (NotFinite, DIVERGED),
     (DiskFull, NO_ROOM),
     (torch.OutOfMemoryError, NO_MEMORY),
@@ -26,10 +32,11 @@ CODES: list[tuple[type[BaseException], int]] = [
     (ValueError, REFUSED),
     (ImportError, REFUSED),
 ]
-"""The first that fits decides; the sentence of the error is then all that stderr has of it."""
+"""Exit codes of exceptions; the first class that matches decides. Only the message is printed, without a traceback."""
 
 
 def main() -> None:
+    """Train the recipe of the command line; exit with the code of ``EXIT_CODES`` if it fails."""
     if LEAVES_WITH_STDIN in os.environ:
         Thread(target=_leave_with_stdin, daemon=True).start()
     recipe, out, options, *flags = sys.argv[1:]
@@ -38,7 +45,7 @@ def main() -> None:
     try:
         run_recipe(recipe, wanted, out, resume=True, quiet=True, allow_other_data="--allow-other-data" in flags)
     except Exception as error:
-        code = next((code for kind, code in CODES if isinstance(error, kind)), None)
+        code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
         if code is None:
             raise
         print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
@@ -46,7 +53,7 @@ def main() -> None:
 
 
 def _keep_warnings(run: Run) -> None:
-    """Ours beside the files of the run, for whoever started it; others as usual."""
+    """Store warnings of hardneg in the run directory, where the parent reads them; show others as usual."""
     show = warnings.showwarning
 
     def keep(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> None:
@@ -59,7 +66,7 @@ def _keep_warnings(run: Run) -> None:
 
 
 def _leave_with_stdin() -> None:
-    """A comparison that was killed must not leave a run behind that trains beside the next attempt."""
+    """End the process when standard input closes: a killed comparison must leave no run to compete with the next."""
     os.read(0, 1)
     os._exit(1)
 

@@ -1,8 +1,8 @@
 """CLIP (Radford et al. 2021): two encoders, both directions, and a temperature that is learnt with them.
 
-``--data imagetext:TABLE[image,caption]`` has an encoder of images and one of texts. The light version trains two
-projection heads on vectors that were made elsewhere: ``--data embeddings:FILE.npz``. The temperature is exp(-scale), at
-least 0.01 as the authors have it. ``--objective sigmoid`` is SigLIP (Zhai et al. 2023), whose bias is learnt as well.
+``--data imagetext:TABLE[image,caption]`` trains an image and a text encoder. The light version trains two projection
+heads on precomputed vectors: ``--data embeddings:FILE.npz``. The temperature is exp(-scale) and at least 0.01, as in
+the authors' code. ``--objective sigmoid`` is SigLIP (Zhai et al. 2023), whose bias is learnt as well.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ from hardneg.training.options import CLIPOptions
 from hardneg.training.parts import loss_for
 from hardneg.training.recipes.simclr import SimCLR
 
-LOWEST = 0.01
+MIN_TEMPERATURE = 0.01
+"""Lower bound of the temperature."""
+
 SIGLIP_BIAS = -10.0
-"""Where SigLIP's bias starts: most pairs are negatives, and at 0 the first steps would only correct for that."""
+"""Initial bias of SigLIP: most pairs are negatives, and from 0 the first steps would only correct for that."""
 
 
 class CLIP(SimCLR):
+    """Both directions of a batch of pairs, with a learnt temperature.
+
+    Args:
+        options: Options of the recipe; ``temperature`` is the initial value.
+        data: Pairs; those with the same document are never negatives of each other.
+        total: Number of steps of the run.
+    """
+
     arguments: ClassVar[dict[str, Any]] = {"views": "cross"}
-    documents: Tensor  # of each pair: pairs of one document are never negatives of each other
+    documents: Tensor
+    """Document of each pair, [n]; pairs of one document are never negatives of each other."""
 
     def __init__(self, options: CLIPOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total)
@@ -39,6 +50,7 @@ class CLIP(SimCLR):
         self.register_buffer("documents", documents.clone(), persistent=False)
 
     def loss_for(self, options: CLIPOptions) -> ContrastiveLoss:
+        """Build the loss; a sigmoid objective gets a learnt bias."""
         objective = read_objective(options.objective)
         if isinstance(objective, Sigmoid):
             start = objective.bias if "bias" in options.objective else SIGLIP_BIAS
@@ -46,22 +58,29 @@ class CLIP(SimCLR):
         return loss_for(options, **self.arguments, objective=objective)
 
     def temperature(self) -> Tensor:
+        """Return the present temperature, exp(-scale), a scalar."""
         return torch.exp(-self.scale)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Bounds the parameter, not its value, whose gradient would be 0 from there on."""
-        super().after_step()
-        self.scale.clamp_(max=-math.log(LOWEST))
+        """Keep the temperature at 0.01 or above.
 
-    def of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        The parameter itself is clamped: clamping the value would make its gradient 0 for good.
+        """
+        super().after_step()
+        self.scale.clamp_(max=-math.log(MIN_TEMPERATURE))
+
+    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Return the mean loss of both directions for images (or first texts) ``z1`` and texts ``z2``, each [b, d]."""
         return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Return the loss of one direction, with the present temperature."""
         loss: Tensor = self.loss(z1, z2, self.documents[ids], labels, temperature=self.temperature().expand(len(z1)))
         return loss
 
     def diagnose(self) -> Diagnosis:
+        """Diagnose the negatives of the first direction at the present temperature."""
         z1, z2, ids, labels = self.last
         now = self.temperature().detach().expand(len(z1))
         found: Diagnosis = self.loss.diagnose(z1, z2, self.documents[ids], labels, temperature=now)

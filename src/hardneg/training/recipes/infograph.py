@@ -1,9 +1,9 @@
 """InfoGraph with any negatives (Sun et al. 2020): the nodes of a graph against the graphs of the batch.
 
-A node's positive is its own graph, its negatives are the others. Nodes and graphs are projected by networks of their
-own and compared by dot products, which no norm bounds; the loss is the Jensen-Shannon estimate of their mutual
-information. HCL on graphs is ``negatives="ClippedTilt(beta)"``, with the sign of the paper: hard graphs weigh more. The
-authors' code has the other sign. A graph is seen as it is, unless ``--augment`` names a view.
+The positive of a node is its own graph, its negatives are the other graphs. Nodes and graphs are projected by
+separate networks and compared by unnormalised dot products; the loss is the Jensen-Shannon estimate of their mutual
+information. HCL on graphs is ``negatives="ClippedTilt(beta)"``, with the sign of the paper: hard graphs weigh more.
+The authors' code has the opposite sign. Graphs are not augmented unless ``--augment`` names a view.
 """
 
 from __future__ import annotations
@@ -24,33 +24,46 @@ from hardneg.training.parts import loss_for
 
 
 class InfoGraph(Method):
+    """Nodes against graphs."""
+
     def __init__(self, options: InfoGraphOptions, data: Items, total: int) -> None:
         super().__init__()
         self.encoder = LocalAndGlobal(data.encoder(options), options.dim, options.seed)
         self.loss = loss_for(options, views="pool")
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Compute the loss of all nodes of this rank against the graphs of all ranks."""
         graphs = batch.first
-        nodes, whole = encode(graphs)  # [n, d], [b, d]
-        owner = graphs.batch  # [n]
-        self.pool = gather(Keys(whole.float(), batch.ids, batch.labels, source="batch"))
+        nodes, projected = encode(graphs)  # [n, d], [b, d]
+        owner = graphs.batch  # [n], the graph of each node
+        self.pool = gather(Keys(projected.float(), batch.ids, batch.labels, source="batch"))
         labels = None if batch.labels is None else batch.labels[owner]
-        self.last = nodes.float(), whole.float()[owner], batch.ids[owner], labels, self.pool
+        self.last = nodes.float(), projected.float()[owner], batch.ids[owner], labels, self.pool
         loss: Tensor = self.loss(*self.last)
         return loss
 
     def harvest(self) -> Keys:
+        """Return the projected graphs of the last batch as unit vectors."""
         return Keys(normalize(self.pool.vectors.detach(), dim=-1), self.pool.ids)
 
 
 class LocalAndGlobal(nn.Module):
-    """GIN with a projection of nodes and one of graphs; ``features`` are GIN's."""
+    """GIN with one projection of nodes and one of graphs; the ``features`` are GIN's.
+
+    Args:
+        encoder: An encoder of graphs whose backbone is a GIN.
+        dim: Dimension of both projections.
+        seed: Seed of their weights.
+
+    Raises:
+        ArgumentError: If the encoder has no node features.
+    """
 
     def __init__(self, encoder: nn.Module, dim: int, seed: int) -> None:
         super().__init__()
         backbone = getattr(encoder, "backbone", None)
         if not isinstance(backbone, GIN):
-            what = "an encoder of graphs that gives features of their nodes"
+            what = "an encoder of graphs with node features"
             raise ArgumentError("infograph", what, type(encoder).__name__, "use --data graphs:NAME")
         self.name = getattr(encoder, "name", None)
         self.backbone = backbone
@@ -58,16 +71,23 @@ class LocalAndGlobal(nn.Module):
             self.of_nodes, self.of_graphs = (Projection(backbone.feature_dim, dim) for _ in range(2))
 
     def features(self, graphs: Graphs) -> Tensor:
-        whole: Tensor = self.backbone(graphs)
-        return whole
+        """Return the features of the graphs, [b, f], which are evaluated."""
+        features: Tensor = self.backbone(graphs)
+        return features
 
     def forward(self, graphs: Graphs) -> tuple[Tensor, Tensor]:
+        """Return the projected nodes, [n, dim], and graphs, [b, dim]."""
         nodes = self.backbone.nodes(graphs)
         return self.of_nodes(nodes), self.of_graphs(pooled(nodes, graphs))
 
 
 class Projection(nn.Module):
-    """Three layers, and a linear path beside them, as in InfoGraph's code."""
+    """Three layers with a linear shortcut, as in InfoGraph's code.
+
+    Args:
+        in_dim: Number of input features.
+        dim: Number of hidden and output features.
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -77,5 +97,6 @@ class Projection(nn.Module):
         self.layers, self.shortcut = nn.Sequential(*layers), xavier(in_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Project features [n, in_dim] to [n, dim]."""
         projected: Tensor = self.layers(x) + self.shortcut(x)
         return projected

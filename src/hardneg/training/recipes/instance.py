@@ -1,9 +1,11 @@
 """Instance discrimination with any negatives (Wu et al. 2018): each image against its own past in a memory bank.
 
-Uniform draws from the bank in binary NCE, as in the paper, or a softmax over the own entry and the draws, as Ring
-states it. Ring's IRing is ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``, its Cave
-``negatives="SameCluster()", clusters=...``. The bank is filled before the first step; with an empty one nothing would
-be learnt in the first epoch. Every rank computes the loss of all gathered rows, and so keeps the same bank.
+The loss is binary NCE with uniform draws from the bank, as in the paper, or a softmax over the own entry and the
+draws, as in Ring. Ring's IRing is ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``, its Cave
+``negatives="SameCluster()", clusters=...``. The bank is filled before the first step; with an empty one the first
+epoch would learn nothing. Every rank computes the loss of all gathered rows, so that all ranks hold the same bank.
+
+``BankMethod`` is the base of all recipes with a memory bank; ``Instance`` adds the loss and the draws.
 """
 
 from __future__ import annotations
@@ -31,11 +33,23 @@ from hardneg.training.method import Batch, EncodeInputs, Method
 from hardneg.training.options.banks import BankOptions, InstanceOptions
 from hardneg.training.parts import loss_for
 
-ViewList = list[Tensor]  # of unit vectors [b, d], one for each bank
+ViewList = list[Tensor]
+"""Unit vectors of a batch, one [b, d] per bank."""
 
 
 class BankMethod(Method):
-    """Vectors against banks of the past: ``of_views`` is the loss, ``of_bank`` says who the negatives are."""
+    """Base of the recipes that compare images with memory banks of past embeddings.
+
+    Subclasses set ``encoder`` and implement ``loss_of_views``. ``of_bank`` is a ``ContrastiveLoss`` that holds the
+    negatives; it selects and diagnoses them, and is not trained with.
+
+    Args:
+        options: Options of the recipe.
+        data: The training items; a bank has one entry for each.
+        total: Number of steps of the run.
+        num_banks: Number of banks; the encoder returns as many vectors, concatenated.
+        num_clusters: Number of k-means clusters of the banks; 0 for no clustering.
+    """
 
     banks: Any  # an nn.ModuleList of Bank
 
@@ -55,21 +69,27 @@ class BankMethod(Method):
         self.negatives, self.step, self.begun = self.of_bank.negatives, 0, False
 
     @abstractmethod
-    def of_views(self, views: ViewList) -> Tensor:
-        """The loss of the last batch, whose ids and labels are those of ``keys``."""
+    def loss_of_views(self, views: ViewList) -> Tensor:
+        """Compute the loss of the last batch, whose ids and labels are in ``keys``.
+
+        Args:
+            views: Unit vectors of the batch, one [b, d] per bank.
+        """
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Fill and cluster the banks if it is due, then compute the loss of the first views of all ranks."""
         self._begin(encode)
         self.keys = gather(Keys(encode(batch.first).float(), batch.ids, batch.labels))
-        return self.of_views(self.split(self.keys.vectors))
+        return self.loss_of_views(self.split(self.keys.vectors))
 
     def split(self, vectors: Tensor) -> ViewList:
+        """Split vectors [b, num_banks * d] into unit vectors [b, d] per bank."""
         return [normalize(part, dim=-1) for part in vectors.chunk(len(self.banks), dim=1)]
 
     def _begin(self, encode: EncodeInputs) -> None:
-        """Fills empty banks with first views, as steps do, and clusters them where it is time to."""
+        """Fill empty banks with the first views of all items, and cluster the banks if it is due."""
         if not self.begun and not len(self.banks[0]):
-            every, unseen = torch.arange(len(self.data)), self.options.epochs  # no anchor has the views of that epoch
+            every, unseen = torch.arange(len(self.data)), self.options.epochs  # views of an epoch that is never trained
             encode_all(encode, self.data, self.options, every, self._push, view=0, epoch=unseen)
         self.begun = True
         epoch, within = divmod(self.step, self.steps_an_epoch)
@@ -81,14 +101,24 @@ class BankMethod(Method):
         of_first_rank(self.clusters.assignments)
 
     def _push(self, keys: Keys) -> None:
+        """Update the entries of a batch in all banks."""
         for bank, view in zip(self.banks, self.split(keys.vectors), strict=True):
             bank.push(keys.changed(vectors=view))
 
     def after_step(self) -> None:
+        """Update the entries of the last batch."""
         self._push(self.keys)
 
-    def against(self, z: Tensor, bank: Bank) -> tuple[Any, ...]:
-        """The arguments of ``of_bank``: these vectors of the last batch, and all that the bank has."""
+    def bank_arguments(self, z: Tensor, bank: Bank) -> tuple[Any, ...]:
+        """Return the arguments of ``of_bank`` for vectors of the last batch against all entries of a bank.
+
+        Args:
+            z: Unit vectors of the batch, [b, d].
+            bank: The bank whose entries are the candidates; the own entry is the positive.
+
+        Returns:
+            Anchors, positives, ids and labels of the batch, the entries of the bank, and the clusters of the anchors.
+        """
         ids, members = self.keys.ids, bank.keys()
         assert ids is not None
         clusters = None if self.clusters is None else self.clusters.of(ids)
@@ -96,27 +126,38 @@ class BankMethod(Method):
         return z.detach(), bank.of(ids).vectors, ids, self.keys.labels, members, clusters
 
     def diagnose(self) -> Diagnosis:
-        """Of the first view; ``after_step`` has pushed it."""
-        return self.of_bank.diagnose(*self.against(self.split(self.keys.vectors)[0], self.banks[-1]))
+        """Diagnose the first view against the last bank, after the batch was pushed."""
+        return self.of_bank.diagnose(*self.bank_arguments(self.split(self.keys.vectors)[0], self.banks[-1]))
 
     def harvest(self) -> Keys:
+        """Return the vectors of all views of an image as one vector of unit norm."""
         vectors = torch.cat(self.split(self.keys.vectors.detach()), dim=1) * len(self.banks) ** -0.5
         return Keys(vectors, self.keys.ids)
 
     def set_progress(self, step: int, total: int) -> None:
+        """Evaluate the schedules of the negatives before a step."""
         self.step = step
         self.of_bank.set_progress(step, total)
         self.negatives = self.of_bank.negatives.at(step, total)
 
 
 class Instance(BankMethod):
-    """With several views each meets the bank of another one: ``CMC`` has two."""
+    """Each image against its own entry and entries drawn from a bank.
+
+    With several banks, each view is compared with the bank of another view: ``CMCRecipe`` has two.
+
+    Args:
+        options: Options of the recipe.
+        data: The training items.
+        total: Number of steps of the run.
+        num_banks: Number of banks, one per view.
+    """
 
     def __init__(self, options: InstanceOptions, data: Items, total: int, num_banks: int = 1) -> None:
         super().__init__(options, data, total, num_banks, options.clusters)
         self.encoder = self.encoder_for(options, data)
         if self.clusters is not None:
-            self.clusters.assignments.zero_()  # all are one until the first clusters: SameCluster() is then uniform
+            self.clusters.assignments.zero_()  # one cluster until the first clustering: SameCluster() is then uniform
         self.num_draws = options.num_draws or min(options.published_draws, len(data))
         self.draws_chosen = options.num_draws is None
         self.uniform = self.of_bank.negatives == Uniform()
@@ -126,31 +167,47 @@ class Instance(BankMethod):
         )
 
     def encoder_for(self, options: InstanceOptions, data: Items) -> nn.Module:
+        """Build the encoder; it returns one vector per bank, concatenated."""
         return data.encoder(options)
 
     def chosen(self) -> dict[str, int]:
+        """Return the number of draws if it was derived from the data."""
         return {"num_draws": self.num_draws} if self.draws_chosen else {}
 
-    def of_views(self, views: ViewList) -> Tensor:
+    def loss_of_views(self, views: ViewList) -> Tensor:
+        """Return the sum of the losses of the views, each [b, d], against the bank of another view."""
         pairs = zip(self.contrasts, views, reversed(self.banks), strict=True)
         losses: list[Tensor] = [one(z, self.keys.ids, bank, self.drawn(z, bank)) for one, z, bank in pairs]
         return torch.stack(losses).sum()
 
     @torch.no_grad()
     def drawn(self, z: Tensor, bank: Bank) -> Tensor | None:
-        """Ids [b, k] of the negatives of each anchor, by its weights over the bank; None: the bank draws uniformly."""
+        """Draw the negatives of each anchor by their weights over the bank.
+
+        Args:
+            z: Unit vectors of the batch, [b, d].
+            bank: The bank to draw from.
+
+        Returns:
+            Ids of the negatives, [b, k], -1 where an anchor has none; None if the bank draws uniformly itself.
+        """
         if self.uniform:
             return None
-        arguments = self.against(z, bank)
+        arguments = self.bank_arguments(z, bank)
         index = draw(self.negatives.log_weights(self.of_bank.scores(*arguments)), self.num_draws, bank.generator())
         bank.advance()
         return torch.where(index >= 0, arguments[4].ids[index.clamp(min=0)], -1)
 
     def recorded(self, loss: Tensor) -> Tensor:
+        """Return the mean over the views, comparable between one and two banks."""
         return loss / len(self.banks)
 
     def diagnose(self) -> Diagnosis:
-        """Weights that are drawn from have no gradient, so nothing is attracted; no more are seen than are drawn."""
+        """Diagnose the weights over the bank, bounded by the number of draws.
+
+        Weights from which negatives are drawn have no gradient, so no negative is attracted, and the effective number
+        of negatives cannot exceed the number of draws.
+        """
         found = super().diagnose()
         number = found.effective_number.clamp(max=float(self.num_draws))
         return replace(found, effective_number=number, attracted=found.attracted * 0.0)
@@ -166,7 +223,17 @@ def encode_all(
     view: int,
     epoch: int = 0,
 ) -> None:
-    """Pushes the embeddings of the first (0) or second (1) views of these items."""
+    """Encode views of many items in batches and pass on their embeddings.
+
+    Args:
+        encode: The encoder of the step.
+        data: The training items.
+        options: Options of the recipe, for the batch size and the seed.
+        index: Positions of the items, [n].
+        push: Called with the embeddings of each batch.
+        view: 0 for the first view, 1 for the second.
+        epoch: Epoch whose augmentation is used.
+    """
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):
         labels = None if data.labels is None else data.labels[part]
         push(Keys(encode(data.views(part, epoch, options.seed)[view]).float(), part, labels))

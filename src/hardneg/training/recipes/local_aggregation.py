@@ -1,8 +1,8 @@
 """Local Aggregation (Zhuang et al. 2019): the entries of an image's cluster against all entries close to it.
 
-The background is what ``negatives`` leave of the bank, the image's own entry among it; those of its cluster in any of
-several k-means runs are close, and -log(close / background) is the loss. Until the first clusters each image is its
-own: instance discrimination, from which the authors start, too.
+The background is the set that ``negatives`` selects from the bank, the image's own entry included. Close neighbours
+are the members of its cluster in any of several k-means runs, and the loss is -log(close / background). Until the
+first clustering each image is its own cluster, which is instance discrimination, with which the authors also start.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ from hardneg.training.data.items import Items
 from hardneg.training.options import LocalAggregationOptions
 from hardneg.training.recipes.instance import BankMethod, ViewList
 
-ALIKE = 1e6
-"""A temperature at which all scores are alike."""
+UNIFORM_TEMPERATURE = 1e6
+"""A temperature at which all candidates have the same weight."""
 
 
 class LocalAggregation(BankMethod):
+    """Close neighbours, found by clustering the bank, against background neighbours.
+
+    Args:
+        options: Options of the recipe; without ``clusters`` there is one per 40 images.
+        data: The training items.
+        total: Number of steps of the run.
+    """
+
     def __init__(self, options: LocalAggregationOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total, num_clusters=options.clusters or max(2, len(data) // 40))
         self.encoder = data.encoder(options)
 
-    def of_views(self, views: ViewList) -> Tensor:
+    def loss_of_views(self, views: ViewList) -> Tensor:
+        """Return the loss of the first views against the bank."""
         return self._loss(views[0], self.temperature)
 
     def figures(self) -> dict[str, float]:
-        """The loss of a guess is log(background / close), by their numbers."""
-        return {"guess_loss": float(self._loss(self.split(self.keys.vectors)[0], ALIKE))}
+        """Return the loss of random guessing: log(background / close), counting neighbours."""
+        return {"guess_loss": float(self._loss(self.split(self.keys.vectors)[0], UNIFORM_TEMPERATURE))}
 
     def _loss(self, z: Tensor, temperature: float) -> Tensor:
+        """Return the loss of vectors [b, d] against the bank."""
         loss = papers.local_aggregation(temperature, background=self.negatives)
         return loss(z, self.keys.ids, self.banks[0], self.clusters)

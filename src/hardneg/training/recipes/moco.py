@@ -1,9 +1,9 @@
 """MoCo with any negatives: v1 and v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) those of the batch.
 
-v1 and v2 differ in their temperature here: head and views are those of ``--encoder`` and ``--augment``. Ring is v1 with
-``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and an older key of the
-anchor's own image is never its negative. Under several ranks every rank pushes the same gathered keys. The shuffling of
-batches for BatchNorm is left out: use synchronised or no batch statistics.
+v1 and v2 differ only in their temperature here: the head and the views are those of ``--encoder`` and ``--augment``.
+Ring is v1 with ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and
+older keys of the anchor's own image are never its negatives. With several ranks each one pushes the same gathered
+keys. Batches are not shuffled for BatchNorm: use synchronised batch statistics or none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hardneg.training.parts import loss_for
 
 
 class MoCoV2(Method):
-    """v1 and v2."""
+    """MoCo v1 and v2: a momentum encoder whose past keys, in a queue, are the negatives."""
 
     def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
@@ -43,12 +43,15 @@ class MoCoV2(Method):
         self.loss = loss_for(options)
 
     def chosen(self) -> dict[str, int]:
+        """Return the size of the queue if it was derived from the data."""
         return {} if self.queue_given else {"queue": self.queue.capacity}
 
     def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
+        """Wrap the momentum encoder like the trained one: compiled, in chunks."""
         self.encode_keys = how(self.slow)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Compute the loss of queries from the first views against keys of the second views and the queue."""
         first, second = batch.first, batch.second
         q = normalize(encode(first).float(), dim=-1)
         with torch.no_grad():
@@ -59,11 +62,20 @@ class MoCoV2(Method):
         return loss
 
     def after_step(self) -> None:
+        """Update the momentum encoder and push the keys of the batch."""
         self.slow.update_parameters(self.encoder)
         self.queue.push(self.keys)
 
 
 class MoCoV3(Method):
+    """MoCo v3: both views against momentum keys of the batch, with a predictor behind the trained encoder.
+
+    Args:
+        options: Options of the recipe; the momentum rises to 1 along a cosine.
+        data: The training items.
+        total: Number of steps of the run.
+    """
+
     def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
         encoder = data.encoder(options)
@@ -77,33 +89,42 @@ class MoCoV3(Method):
         self.loss = loss_for(options)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Compute the sum of both directions, times 2 temperature as in the authors' code."""
         q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
         with torch.no_grad():
             k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)
         pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
         self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
         both: Tensor = self.loss(*self.last) + self.loss(q2, k1, batch.ids, batch.labels, pool1)
-        return 2.0 * self.temperature_now * both  # the authors' factor, which frees the step size from the temperature
+        return 2.0 * self.temperature_now * both  # the authors' factor: makes gradients independent of the temperature
 
     def recorded_encoder(self) -> nn.Module:
-        return self.encoder.encoder  # without the predictor, which is the method's
+        """Return the encoder without the predictor, which belongs to the method."""
+        return self.encoder.encoder
 
     def recorded(self, loss: Tensor) -> Tensor:
-        """The mean of the two directions in nats, as of the other recipes."""
+        """Return the mean of the two directions in nats, comparable with other recipes."""
         return loss / (4.0 * self.temperature_now)
 
     prepare = MoCoV2.prepare
 
     def set_progress(self, step: int, total: int) -> None:
+        """Evaluate the schedules of the loss and of the temperature before a step."""
         super().set_progress(step, total)
         self.temperature_now = value_of(self.temperature, step, total)
 
     def after_step(self) -> None:
+        """Update the momentum encoder."""
         self.slow.update_parameters(self.encoder.encoder)
 
 
 class Predicted(nn.Module):
-    """An encoder with v3's predictor behind its projection; ``features`` are the encoder's."""
+    """An encoder followed by v3's predictor; its ``features`` are those of the encoder.
+
+    Args:
+        encoder: The encoder with its projection.
+        dim: Dimension of the projection and of the prediction.
+    """
 
     encoder: nn.Module
 
@@ -115,12 +136,15 @@ class Predicted(nn.Module):
         )
 
     def features(self, inputs: Inputs) -> Tensor:
+        """Return the features of the encoder, [b, f], which are evaluated."""
         return features_of(self.encoder)(inputs)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """Return the predictions, [b, dim]."""
         predicted: Tensor = self.predictor(self.encoder(inputs))
         return predicted
 
 
 def moco(options: MoCoOptions, data: Items, total: int) -> Method:
+    """Build the method of the version that the options name."""
     return (MoCoV3 if options.version == "v3" else MoCoV2)(options, data, total)

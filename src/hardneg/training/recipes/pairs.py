@@ -1,8 +1,8 @@
-"""Supervised pairs with mined negatives: the first of each pair against the second ones of the batch and the mined.
+"""Supervised pairs with mined negatives: the first text of each pair against those of the batch and the mined.
 
-A candidate is known by the id of its text, so that a text which belongs to the anchor, too, is never its negative.
-Mined negatives have the source "mined" and are shared by all anchors: ``--negatives "Tilt(5, source='mined')"``. Every
-rank computes the loss of all gathered rows.
+Candidates carry the id of their text, so a text that also belongs to the anchor is never its negative. Mined
+negatives have the source "mined" and are shared by all anchors: ``--negatives "Tilt(5, source='mined')"``. Every rank
+computes the loss of all gathered rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from hardneg.training.parts import loss_for
 
 
 class PairsRecipe(Method):
+    """Pairs of texts, with the mined negatives of the data if it has any.
+
+    Args:
+        options: Options of the recipe.
+        data: Pairs; rows with the same document are never negatives of each other.
+        total: Number of steps of the run.
+    """
+
     documents: Tensor
+    """Document of each pair, [n]."""
 
     def __init__(self, options: PairsOptions, data: Items, total: int) -> None:
         super().__init__()
@@ -32,10 +41,15 @@ class PairsRecipe(Method):
         self.register_buffer("documents", documents.clone(), persistent=False)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Compute the loss of the pairs of all ranks, in one or both directions.
+
+        The mined negatives are candidates of the first direction only.
+        """
         b, mined = len(batch.ids), batch.mined
         z = normalize(encode(joined([batch.views, *([] if mined is None else [mined.inputs])])).float(), dim=-1)
         documents = self.documents[batch.ids]
         first, second = (gather(Keys(part, documents, batch.labels, source="batch")) for part in (z[:b], z[b : 2 * b]))
+        # Ids in the pool are those of documents; the ids of ``keys`` are positions of pairs.
         pool = [second, *([] if mined is None else [gather(Keys(z[2 * b :], mined.ids, source="mined"))])]
         self.last = (first.vectors, second.vectors, first.ids, first.labels, pool)
         self.keys = gather(Keys(torch.cat([z[:b], z[b : 2 * b]], dim=1).detach() * 0.5**0.5, batch.ids))

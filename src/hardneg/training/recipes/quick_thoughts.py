@@ -1,8 +1,8 @@
 """Quick-thoughts (Logeswaran and Lee 2018): a sentence predicts its neighbours among the sentences of the batch.
 
-Batches are consecutive sentences, scores raw dot products of two encoders, and the sentence itself stays in the softmax
-with a logit of 0, as in the authors' code. The features are those of both encoders. Every rank computes the loss of all
-gathered rows, since neighbours may be on two ranks.
+Batches are consecutive sentences, and scores are raw dot products of two encoders. The sentence itself stays in the
+softmax with a logit of 0, as in the authors' code. The features are those of both encoders. Every rank computes the
+loss of all gathered rows, since neighbours may be on different ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from hardneg.training.parts import loss_for
 
 
 class QuickThoughts(Method):
+    """Sentences against their neighbours in the text.
+
+    Raises:
+        ArgumentError: If the data is not ordered text, or no two sentences are neighbours.
+    """
+
     places: Tensor
+    """Position of each sentence in the text, [n]."""
 
     def __init__(self, options: QuickThoughtsOptions, data: Items, total: int) -> None:
         super().__init__()
@@ -35,18 +42,20 @@ class QuickThoughts(Method):
         if places is None:
             raise ArgumentError("quick-thoughts", "sentences in their order", f"data={data.name!r}", "use text:FILE")
         if not bool((places.sort().values.diff() <= options.context_size).any()):
-            got = f"data={data.name!r}, where each stands alone"
-            raise ArgumentError("quick-thoughts", "consecutive lines", got, "leave out the empty lines between them")
+            got = f"data={data.name!r}, in which no two sentences are neighbours"
+            raise ArgumentError("quick-thoughts", "consecutive lines", got, "remove the empty lines between them")
         self.register_buffer("places", places.clone(), persistent=False)
         self.two = options.encoders == "two"
         first = data.encoder(options)
-        other = replace(options, seed=(options.seed + 2**30) % 2**31)  # other weights for the second encoder
+        # Another seed, so that the encoders start with different weights.
+        other = replace(options, seed=(options.seed + 2**30) % 2**31)
         self.encoder = TwoTowers(first, data.encoder(other)) if self.two else first
         self.context_size = options.context_size
         self.loss = loss_for(options, positives_in_denominator="all")
         self.negatives = self.loss.negatives
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
+        """Encode both sides of the batch and compute the loss of all gathered sentences."""
         u, v = encode(Sided(batch.first, batch.second) if self.two else batch.views).float().chunk(2)
         first, second = (gather(Keys(part, batch.ids)) for part in (u, v))
         self.first, self.second = first, second
@@ -54,7 +63,7 @@ class QuickThoughts(Method):
         return reduce(self.loss.of_matrix(similarity, near), from_matrix(similarity, near))
 
     def _matrix(self) -> tuple[Tensor, Tensor]:
-        """Dot products with 0 for the sentence itself, and who is a neighbour."""
+        """Return dot products [b, b], 0 for the sentence itself, and the mask of neighbours [b, b]."""
         u, v, ids = widened(self.first.vectors), widened(self.second.vectors), self.first.ids
         assert ids is not None
         places = self.places[ids]
@@ -64,13 +73,16 @@ class QuickThoughts(Method):
         return similarity, (distance > 0) & (distance <= self.context_size)
 
     def diagnose(self) -> Diagnosis:
+        """Diagnose the negatives: all sentences of the batch that are no neighbours."""
         scores: Scores = from_matrix(*self._matrix(), self.loss.temperature_now())
         return diagnose(scores, self.negatives.log_weights(scores))
 
     def harvest(self) -> Keys:
+        """Return the vectors of both encoders as one vector of unit norm."""
         vectors = torch.cat([self.first.vectors, self.second.vectors], dim=1).detach()
         return Keys(torch.nn.functional.normalize(vectors, dim=-1), self.first.ids)
 
     def set_progress(self, step: int, total: int) -> None:
+        """Evaluate the schedules of the loss and of its negatives before a step."""
         super().set_progress(step, total)
         self.negatives = self.loss.negatives.at(step, total)

@@ -1,8 +1,8 @@
 """SimCSE with any negatives (Gao et al. 2021): two dropout passes of each text, the first against the second ones.
 
 One direction, as in the authors' code; the positive is in the denominator. HCL and DCL are this recipe with other
-``negatives`` and ``tau_plus``; ProSampler with a graph that is built once is
-``--batches "proximity(warmup=0, encode=True, refresh=1000000)"``.
+``negatives`` and ``tau_plus``. ProSampler with a graph that is built once is ``--batches "proximity(warmup=0,
+encode=True, refresh=1000000)"``.
 """
 
 from __future__ import annotations
@@ -13,4 +13,6 @@ from hardneg.training.recipes.simclr import SimCLR
 
 
 class SimCSE(SimCLR):
+    """SimCLR in one direction, on two dropout passes of each text."""
+
     arguments: ClassVar[dict[str, Any]] = {"views": "cross"}

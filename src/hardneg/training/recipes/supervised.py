@@ -4,8 +4,8 @@ SupCon       negatives="OtherLabel()"              positives_in_denominator="all
 SCL          negatives="OtherLabel()"              num_negatives="candidates", reduction="pairs"
 H-SCL(beta)  negatives="OtherLabel() * Tilt(1.0)"  num_negatives="candidates", reduction="pairs"
 
-``four_losses`` records, whatever is trained, what H-SCL's Fig. 4 and 5 show: the losses of UCL, SCL, H-UCL and H-SCL,
-all with the positives of the label, and the share of anchors for which Assumption 1 holds.
+``four_losses`` records the quantities of H-SCL's Fig. 4 and 5, independent of the trained loss: the losses of UCL,
+SCL, H-UCL and H-SCL, all with positives by label, and the share of anchors for which Assumption 1 holds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,25 @@ from hardneg.training.records import COLLAPSED_WITH_LABELS
 
 
 class Supervised(SimCLR):
+    """SimCLR with positives by label.
+
+    Args:
+        options: Options of the recipe.
+        data: Items with labels.
+        total: Number of steps of the run.
+    """
+
     arguments: ClassVar[dict[str, Any]] = {"positives": "label"}
     collapsed_similarity: ClassVar[float] = COLLAPSED_WITH_LABELS
 
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
-        # No submodules: their schedules are those of the loss, which the loop adapts.
+        # A plain dict, so that these are no submodules: they share the schedules of the loss, which the loop adapts.
         self.four = four_losses(self.loss) if options.four_losses else {}
 
     def figures(self) -> dict[str, float]:
+        """Return the four losses and the share of anchors for which Assumption 1 holds, if they are requested."""
         if not self.four:
             return {}
         first, second = gather(self.first), gather(self.second)
@@ -45,13 +54,25 @@ class Supervised(SimCLR):
         return found | {"assumption": float(assumption_1(scores, hardening))}
 
     def set_progress(self, step: int, total: int) -> None:
+        """Evaluate the schedules of the trained and of the four recorded losses."""
         super().set_progress(step, total)
         for loss in self.four.values():
             loss.set_progress(step, total)
 
 
 def four_losses(trained: ContrastiveLoss) -> dict[str, ContrastiveLoss]:
-    """With and without the hardening of the negatives, which is what is left of them without their labels."""
+    """Build the losses of UCL, SCL, H-UCL and H-SCL.
+
+    They differ in two ways: whether images of the anchor's label are excluded from the negatives, and whether the
+    negatives are hardened. The hardening is that of the trained loss, its negatives without the factor
+    ``OtherLabel()``.
+
+    Args:
+        trained: The loss that is trained, for its hardening and temperature.
+
+    Returns:
+        The losses by the name of their figure, such as "loss_h_scl".
+    """
     hardening = math.prod((one for one in trained.negatives.factors if one != OtherLabel()), start=Uniform())
     negatives = {
         "loss_ucl": Uniform(),
