@@ -32,10 +32,12 @@ class Planner(ABC):
     Attributes:
         offers: False for a planner that leaves every batch to the filler.
         needs: Data it plans from: "nothing", "vectors", or "graph" (which is built where vectors are given).
+        label: Name in the records of plans; by default that of the class.
     """
 
     offers: ClassVar[bool] = True
     needs: ClassVar[str] = "nothing"
+    label: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -221,7 +223,7 @@ def text_of(planner: Planner) -> str:
         for part in fields(planner)  # type: ignore[arg-type]
         if isinstance(value := getattr(planner, part.name), (int, float, str)) and value != part.default
     ]
-    return f"{type(planner).__name__}({', '.join(shown)})"
+    return f"{planner.label or type(planner).__name__}({', '.join(shown)})"
 
 
 def digest_of(data: Any) -> str:

@@ -21,6 +21,7 @@ class UniformPlanner(Planner):
     """
 
     offers: ClassVar[bool] = False
+    label: ClassVar[str] = "Uniform"
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
         """Offer nothing: the filler fills open places uniformly."""
