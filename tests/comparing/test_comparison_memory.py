@@ -199,7 +199,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
 def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_warnings()
     seen = pretending(machine := Machine(2, 100 * GB, [RunPlace()]), monkeypatch, limit=0)
-    with pytest.warns(HardnegWarning, match="Too little memory"), pytest.raises(RunFailed, match="did not fit"):
+    with pytest.warns(HardnegWarning, match="Not enough memory"), pytest.raises(RunFailed, match="did not fit"):
         run_all([parse_arm("simclr()")], [0], tmp_path, RunSettings(2), Watcher(print))
     assert (seen, machine.jobs) == ([1, 1], 1)
     forget_warnings()
