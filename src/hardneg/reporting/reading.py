@@ -27,7 +27,6 @@ MOST_SEEDS = 10_000
 _unreadable = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that options of another version, or of other types, may raise."""
 
-
 RecordShape = Any
 """A ``FieldKind``, [shape] for a list, {name: shape} for a dict ("*": any other name), or a tuple for a fixed list."""
 
