@@ -86,7 +86,7 @@ def after(comparison: Comparison, out: Path) -> dict[str, Any]:
     """The figures of all runs that have ended, by arm."""
     found: dict[str, Any] = {}
     for name, text in ARMS.items():
-        arm = parse_arm(text).under(comparison.common)
+        arm = parse_arm(text).with_defaults(comparison.common)
         results = [run_of(arm, seed, out).result() for seed in range(comparison.seeds)]
         ended = [one for one in results if one is not None]
         if ended:

@@ -206,7 +206,7 @@ def test_graph_is_frozen_and_checked() -> None:
             5,
             r"build_graph needs at most 5 neighbours, the number of candidates, got num_neighbours=6",
         ),
-        (5, 20, r"fewer candidates than the 20 vectors, got num_candidates=20; num_candidates=None compares"),
+        (5, 20, r"fewer candidates than the 20 vectors, got num_candidates=20; use num_candidates=None to compare"),
         (20, None, r"at most 19 neighbours"),
         (0, 5, r"num_neighbours of 1 or more"),
     ],
@@ -218,7 +218,7 @@ def test_bad_numbers_are_refused(k: int, m: int | None, message: str, unit_vecto
 
 def test_arrays_and_seeds_are_answered_with_what_to_pass(unit_vectors: UnitVectors) -> None:
     vectors = unit_vectors(10, 4)
-    with pytest.raises(ArgumentError, match=r"vectors that are a tensor, got ndarray; use torch\.as_tensor"):
+    with pytest.raises(ArgumentError, match=r"a tensor of vectors, got ndarray; use torch\.as_tensor"):
         build_graph(vectors.numpy(), 2, 5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"such as torch\.Generator\(\)\.manual_seed\(0\), got generator=3"):
         build_graph(vectors, 2, 5, 3)  # type: ignore[arg-type]

@@ -353,7 +353,7 @@ def test_bad_input_is_refused() -> None:
             planner.plan(broken, 10)
     with pytest.raises(ValueError, match=r"Guard needs groups of 300 instances, got len\(groups\)=3"):
         UniformPlanner().plan(300, 10, guard=Guard(groups=torch.arange(3)))
-    with pytest.raises(ValueError, match="at least 10 groups, as many as a batch has instances"):
+    with pytest.raises(ValueError, match="at least 10 groups, one for each instance of a batch"):
         UniformPlanner().plan(300, 10, guard=Guard(groups=torch.arange(300) % 5))
     with pytest.raises(ValueError, match="near_duplicate together with vectors"):
         Guard(near_duplicate=0.9)

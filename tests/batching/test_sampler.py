@@ -225,7 +225,7 @@ def test_bad_input_is_refused(graph: ProximityGraph) -> None:
     sampler = ProximityBatchSampler(N + 1, 16)
     with pytest.raises(ValueError, match=r"a graph or vectors of its 131 instances, got len\(data\)=130"):
         sampler.graph = graph
-    with pytest.raises(ValueError, match="a graph of build_graph, got graph='Tensor'"):
+    with pytest.raises(ValueError, match="a graph from build_graph, got graph='Tensor'"):
         sampler.graph = torch.zeros(N + 1, 2)  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"a rank in \[0, 2\), got rank=2"):
         ProximityBatchSampler(N, 16, num_replicas=2, rank=2)
@@ -302,7 +302,7 @@ def test_a_segment_planned_in_pieces_keeps_its_graph(graph: ProximityGraph, unit
     again = ProximityBatchSampler(N, 8, restart=0.2, seed=3, graph=graph, segment=6, ahead=2)
     assert list(again)[:6] == batches[:6], "what is planned depends on the graph at the segment's begin only"
     assert list(again)[6:] != batches[6:]
-    with pytest.raises(ValueError, match="no plan_file with ahead, got ahead=2"):
+    with pytest.raises(ValueError, match="plan_file and ahead not to be combined, got ahead=2"):
         ProximityBatchSampler(N, 8, ahead=2, plan_file="plan.npz")
 
 

@@ -163,7 +163,7 @@ def test_first_excursions_of_several_walks_are_each_their_own(restart: float) ->
     free = np.zeros(40, dtype=np.uint8)
     for start, begun in zip([3, 25], walker.excursions(np.array([3, 25]), 8, restart, rng), strict=True):
         walker.begin(start, restart)
-        first = walker.found_on(begun, 19, free)
+        first = walker.first_nodes(begun, 19, free)
         island = start // 20 * 20
         assert set(first.tolist()) <= set(range(island, island + 20)) - {start}
         rest = walker.more(19 - len(first), free, rng, 10_000)

@@ -155,7 +155,7 @@ def test_wrong_files_are_named(text: str, reported: str, requested: list[Any], t
     [
         ((), "at least two arms"),
         (("--arm", "simclr()"), "at least two arms"),
-        (("--arm", "simclr()", "--arm", "simclr()"), "arms that differ"),
+        (("--arm", "simclr()", "--arm", "simclr()"), "distinct arms"),
         (
             ("--arm", "simclr()", "--arm", "hcl()", "--metric", "f1"),
             "--metric to be one of auto, knn, 1nn, linear, retrieval",

@@ -40,12 +40,14 @@ from support.training_runs import few_digits, short
 def test_common_options_stand_between_the_arm_and_its_paper(
     arm: str, common: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    for options in (parse_arm(arm).complete(**common), parse_arm(arm).under(common).complete()):
+    for options in (parse_arm(arm).complete(**common), parse_arm(arm).with_defaults(common).complete()):
         assert {name: getattr(options, name) for name in expected} == expected
 
 
 def test_the_effective_temperature_knows_the_common_options() -> None:
-    arms = [parse_arm(text).under({"temperature": 0.1}) for text in ("simclr()", "hcl()", "hcl(temperature=0.5)")]
+    arms = [
+        parse_arm(text).with_defaults({"temperature": 0.1}) for text in ("simclr()", "hcl()", "hcl(temperature=0.5)")
+    ]
     assert [arm.effective_temperature for arm in arms] == [0.1, 0.05, 0.25]
     facts = {"comparison": {"common": {"temperature": 0.1, "negatives": "Tilt(3.0)"}}}
     read = wanted_arm("simclr()", facts)
@@ -69,14 +71,14 @@ def test_the_effective_temperature_knows_the_common_options() -> None:
     ],
 )
 def test_arms_that_train_alike_are_seen(first: str, second: str, common: dict[str, Any], data: str) -> None:
-    arms = [parse_arm(text).under(short(data, **common)) for text in (first, second)]
-    with pytest.raises(ValueError, match="arms that differ, got the same options in"):
+    arms = [parse_arm(text).with_defaults(short(data, **common)) for text in (first, second)]
+    with pytest.raises(ArgumentError, match="got the same options in"):
         check_arms(arms, Comparison((first, second), 2, short(data, **common)))
 
 
 def test_looking_at_the_arms_is_quick(data: str) -> None:
     texts = ("simclr()", "hcl()", "moco()", "moco_v3()", "sogclr()", "emc2()", "hscl()", "simclr() @ knn()")
-    arms = [parse_arm(text).under(short(data)) for text in texts]
+    arms = [parse_arm(text).with_defaults(short(data)) for text in texts]
     check_arms(arms[:2], Comparison(texts[:2], 2, short(data)))  # imports
     begun = time.process_time()
     check_arms(arms, Comparison(texts, 2, short(data)))
@@ -87,7 +89,7 @@ def test_what_auto_is_taken_for_depends_on_the_images(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "large.npz", images=images, labels=np.arange(64) % 4)
     texts, common = ("simclr()", "simclr(encoder='tiny')"), short(f"npz:{tmp_path / 'large.npz'}")
-    record, _ = check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common))
+    record, _ = check_arms([parse_arm(text).with_defaults(common) for text in texts], Comparison(texts, 2, common))
     assert record["train"]["shape"] == [3, 32, 32]
 
 

@@ -15,7 +15,7 @@ from hardneg.cli.tables import show_evaluation
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.cautions import cautions, unlike
+from hardneg.comparing.cautions import cautions, differing_settings
 from hardneg.comparing.memory import Machine, RunPlace
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import run_of
@@ -75,7 +75,9 @@ def test_weight_decay_is_compared_as_trained(kind: str, expected: list[str] | No
     """A run of an older version had 1e-6 for all data, and no record of it."""
     record = {"encoder": {}, "data": {}}
     decay = {"texts": 0.0, "images": 1e-6}[kind]
-    found = unlike([{"weight_decay": 1e-6}, {"weight_decay": None}], [record, record | {"weight_decay": decay}])
+    found = differing_settings(
+        [{"weight_decay": 1e-6}, {"weight_decay": None}], [record, record | {"weight_decay": decay}]
+    )
     assert found.get("weight_decay") == expected
 
 
@@ -86,7 +88,7 @@ def test_a_comparison_that_an_older_version_began_reports_its_weight_decay(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ImageData, "weight_decay", 1e-3)  # as of another version
         compare(comparison, tmp_path, jobs=1, show=nothing)
-    shutil.rmtree(run_of(parse_arm("hcl()").under(comparison.common), 1, tmp_path).path)
+    shutil.rmtree(run_of(parse_arm("hcl()").with_defaults(comparison.common), 1, tmp_path).path)
     assert compare(comparison, tmp_path, jobs=1, show=nothing)["unlike"] == ["weight_decay differs: 0.001, 1e-06."]
 
 
@@ -221,11 +223,14 @@ def test_an_arm_with_labels_is_not_the_answer(data: str, started: Started, tmp_p
     assert kinds[arms[1], arms[0]] == kinds[arms[3], arms[0]] == "labels"
     assert kinds[arms[2], arms[0]] == "first"
     assert kinds[arms[3], arms[1]] == "peers", "arms with labels against each other"
-    better = [line for line in facts["answer"] if "etter beyond noise" in line]
+    better = [line for line in facts["answer"] if "ignificantly better" in line]
     assert len(better) == 1
     assert arms[2] in better[0]
     assert arms[1] not in better[0], "though it is the best of all"
-    assert f"Shown apart, as only one of the two sees labels: {arms[1]}, {arms[3]} beside simclr()." in facts["answer"]
+    assert (
+        f"Reported separately, as only one of the two uses labels: {arms[1]}, {arms[3]} against simclr()."
+        in facts["answer"]
+    )
 
 
 def test_the_temperature_control_is_in_terminal_and_json(data: str, started: Started, tmp_path: Path) -> None:
@@ -236,7 +241,7 @@ def test_the_temperature_control_is_in_terminal_and_json(data: str, started: Sta
     (control,) = [one for one in facts["verdicts"] if one["kind"] == "temperature"]
     assert (control["arm"], control["against"]) == (arms[2], arms[1])
     assert "Both repel alike (effective temperature 0.25" in control["sentence"]
-    but = f"But {arms[2]} is not better beyond noise than {arms[1]}, which has its effective temperature"
+    but = f"But {arms[2]} is not significantly better than {arms[1]}, which has its effective temperature"
     output = " ".join(done.output.split())
     assert control["sentence"] in output
     assert but in output

@@ -16,14 +16,14 @@ import torch
 from hardneg.comparing import memory as comparison_memory
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.memory import Machine, NotBegun, RunPlace, free_memory, this_machine
+from hardneg.comparing.memory import Machine, NotStarted, RunPlace, free_memory, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.runs import (
-    How,
     NoRoom,
     OtherData,
     OutOfMemory,
     RunFailed,
+    RunSettings,
     folder_of,
     in_a_process,
     run_all,
@@ -64,7 +64,7 @@ def most_at_once(machine: Machine, runs: list[Run], expected: int) -> tuple[int,
 
     def stay(one: Run) -> None:
         nonlocal most
-        with machine.beside_others(one) as place:
+        with machine.reserve(one) as place:
             with lock:
                 inside.append(place.gpu)
                 most = max(most, len(inside))
@@ -118,10 +118,10 @@ def test_a_run_begins_beside_another_once_that_has_recorded_its_memory(tmp_path:
     begun = threading.Event()
 
     def follow() -> None:
-        with machine.beside_others(second):
+        with machine.reserve(second):
             begun.set()
 
-    with machine.beside_others(first):
+    with machine.reserve(first):
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         assert not begun.wait(0.2)
@@ -145,11 +145,11 @@ def test_who_waits_leaves_when_no_more_are_begun(tmp_path: Path) -> None:
     left = threading.Event()
 
     def wait() -> None:
-        with pytest.raises(NotBegun), machine.beside_others(second):
+        with pytest.raises(NotStarted), machine.reserve(second):
             pytest.fail("there was no room")
         left.set()
 
-    with machine.beside_others(first):
+    with machine.reserve(first):
         threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.05)
         machine.close()
@@ -188,8 +188,8 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     forget_warnings()
     machine = Machine(3, 100 * GB, [RunPlace()])
     seen = pretending(machine, monkeypatch, limit=1)
-    with pytest.warns(HardnegWarning, match="Too little memory for the parallel runs"):
-        results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, How(3), Watcher(print))
+    with pytest.warns(HardnegWarning, match="Not enough memory for the parallel runs"):
+        results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, RunSettings(3), Watcher(print))
     assert results == [5 * [{"knn": 0.5}]]
     assert machine.jobs == 1
     assert max(seen) > 1
@@ -199,8 +199,8 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
 def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_warnings()
     seen = pretending(machine := Machine(2, 100 * GB, [RunPlace()]), monkeypatch, limit=0)
-    with pytest.warns(HardnegWarning, match="Too little memory"), pytest.raises(RunFailed, match="did not fit"):
-        run_all([parse_arm("simclr()")], [0], tmp_path, How(2), Watcher(print))
+    with pytest.warns(HardnegWarning, match="Not enough memory"), pytest.raises(RunFailed, match="did not fit"):
+        run_all([parse_arm("simclr()")], [0], tmp_path, RunSettings(2), Watcher(print))
     assert (seen, machine.jobs) == ([1, 1], 1)
     forget_warnings()
 
@@ -263,7 +263,7 @@ def test_gpus_are_queried_by_a_process_of_its_own(
 def test_gpus_that_cannot_be_queried_are_an_error_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = "Traceback\nRuntimeError: CUDA unknown error\n"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", reported))
-    with pytest.raises(OSError, match="GPUs that say what they have free, got 'RuntimeError: CUDA unknown error'; use"):
+    with pytest.raises(OSError, match="free memory of the GPUs: 'RuntimeError: CUDA unknown error'; use"):
         this_machine(2, on_gpu=True)
 
 
@@ -301,7 +301,7 @@ def test_jobs_are_those_of_the_cores_or_two_for_each_gpu(tmp_path: Path, monkeyp
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     on_cpu, anywhere = parse_arm("simclr(device='cpu')"), parse_arm("simclr()")
     for arms, seeds, jobs in (([on_cpu], 4, None), ([on_cpu], 20, None), ([anywhere], 9, None), ([anywhere], 2, 5)):
-        how = How(jobs, usual_threads(arms, seeds, jobs))
+        how = RunSettings(jobs, usual_threads(arms, seeds, jobs))
         run_all(arms, list(range(seeds)), tmp_path / folder_of(arms[0]) / str(seeds), how, Watcher(print))
     assert requested == [(4, False), (16, False), (6, True), (5, True)]
     assert threads == 4 * ["4"] + 20 * ["1"] + 9 * ["2"] + 2 * ["3"]

@@ -20,10 +20,10 @@ import pytest
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, RunPlace, num_cores
+from hardneg.comparing.memory import ChildPipes, Machine, NotStarted, RunPlace, num_cores
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
-from hardneg.comparing.runs import Diverged, How, RunFailed, folder_of, in_a_process, run_all
+from hardneg.comparing.runs import Diverged, RunFailed, RunSettings, folder_of, in_a_process, run_all
 from hardneg.core.errors import DataChanged, FileError, HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
@@ -123,12 +123,12 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     assert (first["threads"], set(seen), len(seen)) == (4, {"4"}, 4 + 4 + 2 + 5)
     forget_warnings()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 has no effect: this comparison was begun with 4"):
+    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 has no effect: this comparison was started with 4"):
         compare(more, tmp_path, jobs=1, show=nothing)
     forget_warnings()
     other = replace(more, common=short(data, epochs=7), tune=None)
     with pytest.raises(
-        FileError, match=r"begun with other options \(epochs: 2 -> 7, tune: \['temp.*\] -> None\); give"
+        FileError, match=r"started with other options \(epochs: 2 -> 7, tune: \['temp.*\] -> None\); give"
     ):
         compare(other, tmp_path, show=nothing)
     (tmp_path / "request.json").write_text('{"common": ')
@@ -166,7 +166,7 @@ def test_a_failed_run_says_how_it_ended(
         (
             4,
             "metrics.jsonl could not be written (No space left on device)",
-            "(No space left on device). Make room, then give the same command again: finished runs are kept.",
+            "(No space left on device). Free disk space, then give the same command again: finished runs are kept.",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_failure_is_reported_at_once_and_finished_runs_are_kept(
 
     monkeypatch.setattr(comparison_runs, "in_a_process", fail)
     with pytest.raises(RunFailed, match="seed 1"):
-        run_all([parse_arm("simclr()")], list(range(50)), tmp_path, How(1), Watcher(nothing))
+        run_all([parse_arm("simclr()")], list(range(50)), tmp_path, RunSettings(1), Watcher(nothing))
     assert {0, 1} <= set(begun)
     assert len(begun) < 50, "no more are begun"
     assert (tmp_path / "runs" / f"{folder_of(parse_arm('simclr()'))}-seed0" / "result.json").exists()
@@ -242,7 +242,7 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
         """Both are in before either goes on."""
 
         @contextmanager
-        def beside_others(self, run: Run) -> Iterator[RunPlace]:
+        def reserve(self, run: Run) -> Iterator[RunPlace]:
             if run.path.name.endswith("seed0"):
                 first.append(threading.current_thread())
             inside.wait(20.0)
@@ -252,7 +252,7 @@ def test_no_run_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(comparison_runs, "ChildPipes", Slow)
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Crowd(2, 1, [RunPlace()]))
     with pytest.raises(RunFailed, match="seed 0"):
-        run_all([parse_arm("simclr()")], [0, 1], tmp_path, How(2), Watcher(nothing))
+        run_all([parse_arm("simclr()")], [0, 1], tmp_path, RunSettings(2), Watcher(nothing))
     assert begun == [0]
 
 
@@ -264,7 +264,7 @@ def test_a_pipe_ends_when_all_are_closed() -> None:
             os.read(held, 1)
         pipes.close()
         assert (os.read(held, 1), os.read(other, 1)) == (b"", b"")
-        with pytest.raises(NotBegun), pipes.one():
+        with pytest.raises(NotStarted), pipes.one():
             pytest.fail("made after the others were closed")
     for descriptor in (held, other):
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -291,7 +291,7 @@ def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch:
     for attempt in range(10):
         begun.clear()
         with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: .* at once"):
-            run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), How(1), Watcher(nothing))
+            run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), RunSettings(1), Watcher(nothing))
         assert begun == [0]
 
 
@@ -398,11 +398,13 @@ def test_a_long_comparison_is_estimated_once_an_epoch_was_seen(monkeypatch: pyte
     watcher = Watcher(lines.append, total=6, epochs=10)
     for done in (0.02, 0.07, 0.125, 0.2):  # 0.105 of a run in 10 seconds
         watcher._estimate(done)
-    assert lines == ["6 runs: about 9 minutes to go, by what the first epochs took"]
+    assert lines == ["6 runs: about 9 minutes to go, judging by the first epochs"]
 
 
 def test_names_of_runs_can_be_read() -> None:
-    assert folder_of(parse_arm("simclr(temperature=0.25)").under({"epochs": 3})).startswith("simclr-temperature=0.25-")
+    assert folder_of(parse_arm("simclr(temperature=0.25)").with_defaults({"epochs": 3})).startswith(
+        "simclr-temperature=0.25-"
+    )
     long = parse_arm(f'simclr(negatives="{" * ".join(["Tilt(1.0)"] * 20)}")')
     assert len(folder_of(long)) < 120
 

@@ -85,11 +85,11 @@ def test_verdicts_of_the_table_are_those_of_the_intervals() -> None:
         assert row.difference == verdict.difference == pytest.approx(np.mean(values) - np.mean(FIRST))
         assert row.difference_half_width == verdict.half_width
         assert verdict.standing == ("alike" if abs(verdict.difference) <= (verdict.half_width or 0.0) else "above")
-        assert ("not beyond noise (95 % interval" in sentence) == (verdict.standing == "alike")
-    assert "is 1.74 points above simclr(): beyond noise (95 % interval +0." in reported[0]
-    assert "with 5 seeds and 100,000,000 test items, less than" in reported[1]
+        assert ("not significant (95 % interval" in sentence) == (verdict.standing == "alike")
+    assert "is 1.74 points above simclr(): significant (95 % interval +0." in reported[0]
+    assert "5 seeds and 100,000,000 test items do not reliably detect less than" in reported[1]
     assert last == (
-        "Each of the 3 differences is judged by itself: were there none at all, one or more would look beyond noise in "
+        "Each of the 3 differences is judged by itself: if all arms were equal, one or more would look significant in "
         "up to 15 % of such comparisons."
     )
     assert len(sentences(verdicts[:1])) == 1, "one difference is not several"
@@ -109,7 +109,7 @@ def test_the_test_items_count() -> None:
     little = first ^ (np.arange(200) >= 194) ^ (np.arange(200) < 2)
     few = [[result(float(x.mean()), 200, x)] * 3 for x in (first, little)]
     (verdict,) = verdicts_of(arms, few, "knn")
-    assert verdict.standing == "alike", "six gained and two lost: two points in every seed are not beyond noise"
+    assert verdict.standing == "alike", "six gained and two lost: two points in every seed are not significant"
 
 
 def test_two_seeds_have_no_verdict(data: str, started: Started, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_two_seeds_have_no_verdict(data: str, started: Started, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     facts = json.loads((tmp_path / "comparison.json").read_text())
     assert [one["standing"] for one in facts["verdicts"]] == ["open"]
-    assert "beyond noise" not in json.dumps(facts)
+    assert "significant" not in json.dumps(facts)
     assert facts["rows"][1]["difference_half_width"] is None
     assert facts["answer"] == ["There is no verdict, as 2 seeds are fewer than 3."]
     assert all(": no verdict." in one for one in facts["sentences"]), "the reason is in the answer"

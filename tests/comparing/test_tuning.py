@@ -50,9 +50,9 @@ def test_a_file_may_tune_in_its_own_way(tune: str, data: str, started: Started, 
 def test_arms_that_tuning_would_make_alike_are_seen(
     first: str, second: str, tune: tuple[str, tuple[float, ...]], data: str
 ) -> None:
-    arms = [parse_arm(text).under(short(data)) for text in (first, second)]
+    arms = [parse_arm(text).with_defaults(short(data)) for text in (first, second)]
     check_arms(arms, Comparison((first, second), 2, short(data)))
-    with pytest.raises(ValueError, match=f"differ in more than the {tune[0]} that --tune gives them, got the same"):
+    with pytest.raises(ValueError, match=f"distinct arms, apart from the {tune[0]} that --tune sets, got the same"):
         check_arms(arms, Comparison((first, second), 2, short(data), tune))
 
 
@@ -66,7 +66,7 @@ def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started:
 def test_a_try_may_be_as_the_arm_is(data: str) -> None:
     texts, common = ("simclr()", "hcl()"), short(data, evaluate_on="validation")
     tune = ("temperature", (0.5, 0.25))
-    assert check_arms([parse_arm(text).under(common) for text in texts], Comparison(texts, 2, common, tune))
+    assert check_arms([parse_arm(text).with_defaults(common) for text in texts], Comparison(texts, 2, common, tune))
 
 
 def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(

@@ -42,7 +42,7 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
             continue
         beyond = abs(row["difference"]) > row["difference_half_width"]
         points = f"{100 * row['difference']:+.2f} ± {100 * row['difference_half_width']:.2f}"
-        assert cell["against the first, points"] == f"{points} {'beyond' if beyond else 'within'} noise"
+        assert cell["against the first, points"] == f"{points} {'' if beyond else 'not '}significant"
 
 
 def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
@@ -181,7 +181,7 @@ def test_pairs_of_one_class_are_counted_against_those_of_two(monkeypatch: pytest
     assert separation(torch.eye(4), torch.tensor([0, 0, 1, 1])) == 0.5, "all are as unlike"
     assert separation(x, torch.zeros(24)) is None
     assert separation(x, torch.arange(24)) is None
-    monkeypatch.setattr(histograms_module, "MOST_IMAGES", 20)
+    monkeypatch.setattr(histograms_module, "MAX_ITEMS", 20)
     some = separation(x, y)
     assert some != found
     assert some == separation(x, y), "the same are drawn"
@@ -247,7 +247,7 @@ def test_arms_that_are_left_out_for_their_labels_are_named(tmp_path: Path, monke
     monkeypatch.setitem(ACCURACY, "supcon()", [0.95, 0.96, 0.97])
     make_comparison(tmp_path, (*ARMS[:2], "supcon()"))
     words = read(write_report(tmp_path)).words
-    assert "B, the best of the others (seed 0). Arms that see labels are left out: C." in words
+    assert "B, the best of the others (seed 0). Arms that use labels are left out: C." in words
 
 
 def test_measures_are_not_called_better_than_they_are(compared: Page) -> None:

@@ -69,7 +69,7 @@ def test_copies_of_one_seed_count_once(tmp_path: Path) -> None:
     page = read(write_report([tmp_path / name for name in ("one", "copy", "two")], tmp_path / "page.html"))
     head, line = page.cells["results"]
     assert line[head.index("10-NN accuracy of every seed, %")].split() == ["80.00", "90.00"]
-    assert "seed 0 is there 2 times (one, copy); it counts once." in page.words
+    assert "seed 0 appears 2 times (one, copy); it counts once." in page.words
 
 
 def test_copies_in_a_stopped_comparison_count_once(tmp_path: Path) -> None:

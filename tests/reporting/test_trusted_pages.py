@@ -65,7 +65,7 @@ def test_paths_that_are_no_runs_are_named(tmp_path: Path) -> None:
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
     with pytest.raises(ValueError, match=r"got .*nowhere, which is not there"):
         write_report([tmp_path / "run", tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="paths that differ"):
+    with pytest.raises(ValueError, match="distinct paths"):
         write_report([tmp_path / "run", tmp_path / "." / "run"])
     with pytest.raises(ValueError, match="at least one run"):
         write_report([])

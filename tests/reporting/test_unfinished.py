@@ -73,7 +73,7 @@ def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> No
     summary["comparison"]["tune"] = ["temperature", [0.1, 0.5]]
     (tmp_path / "comparison.json").write_text(json.dumps(summary))
     words = read(write_report(tmp_path)).words
-    assert f"temperature of 0.1, 0.5; taken: {ARMS[0]}: 0.5, {ARMS[1]}: 0.1" in words
+    assert f"temperature of 0.1, 0.5; chosen: {ARMS[0]}: 0.5, {ARMS[1]}: 0.1" in words
     assert f"{ARMS[1]}, seed 0: no run directory with these options" in words
     assert f"{ARMS[0]}, seed 0: no run" not in words
 
@@ -81,7 +81,7 @@ def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> No
 def test_runs_of_a_version_with_another_default_are_known_by_their_folders(tmp_path: Path) -> None:
     summary = make_comparison(tmp_path, ARMS[:2])
     for number, text in enumerate(ARMS[:2]):
-        arm = parse_arm(text).under(summary["comparison"]["common"])
+        arm = parse_arm(text).with_defaults(summary["comparison"]["common"])
         for seed in range(3):
             run = (tmp_path / "runs" / f"arm{number}-seed{seed}").rename(run_of(arm, seed, tmp_path).path)
             config = json.loads((run / "config.json").read_text())
@@ -160,13 +160,13 @@ def test_one_record_is_no_curve(tmp_path: Path) -> None:
     for run in (tmp_path / "runs").iterdir():
         with_records(run, 1)
     page = read(write_report(tmp_path))
-    assert "Every run has one record only, of step 50, so there is no curve to draw. --option log_every=1" in page.words
+    assert "Every run has only one record, of step 50, so there is no curve to draw. --option log_every=1" in page.words
     assert "never changes" not in page.words
     assert not any("over training" in (a.get("aria-label") or "") for tag, a in page.tags if tag == "svg")
     alone = read(write_report(tmp_path / "runs" / "arm0-seed0"))
-    assert "The run has one record only, of step 50" in alone.words
+    assert "The run has only one record, of step 50" in alone.words
     make_run(tmp_path / "longer", ARMS[0], 0, make_data(tmp_path))
-    assert "one record only" not in read(write_report(tmp_path / "longer")).words
+    assert "only one record" not in read(write_report(tmp_path / "longer")).words
 
 
 def test_a_run_without_negatives_and_its_warnings_are_reported(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, 
         run("graphcl", tmp_path / "run", short(file, monitor_every=1))
     run("graphcl", tmp_path / "other", short(file, monitor_every=1, monitor="retrieval"))
     tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
-    with pytest.raises(ArgumentError, match=r"a test split that --tune does not see.*@0/10"):
+    with pytest.raises(ArgumentError, match=r"a test split that --tune does not use.*@0/10"):
         compare(tuned, tmp_path / "out", show=lambda line: None)
 
 

@@ -228,7 +228,7 @@ def test_a_batch_of_all_images_is_allowed(data: str, tmp_path: Path) -> None:
 
 def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) -> None:
     same = Comparison(("simclr()", "simclr(temperature=0.5)"), 2, short(data))
-    with pytest.raises(ValueError, match="arms that differ, got the same options"):
+    with pytest.raises(ValueError, match="distinct arms, got the same options"):
         compare(same, tmp_path)
     tuned = Comparison(("simclr()", "hcl()"), 2, short(data), ("queue", (64.0,)))
     with pytest.raises(ValueError, match=r"--tune: 'queue' is not known. .*Known in simclr: data"):

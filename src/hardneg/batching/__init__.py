@@ -1,4 +1,9 @@
-"""Who shares a batch: graph, walks, planners, plan, sampler, refresh."""
+"""Batch composition: which instances share a batch, and so are each other's in-batch negatives.
+
+Read graph.py (the proximity graph), walks.py (random walks on it), planners/ (ways to choose batches), plan.py (the
+batches of an epoch as a value) and sampler.py (a PyTorch batch sampler that follows plans); refresh.py updates the
+embeddings that batches are planned from, filling.py guarantees coverage, and spec.py parses ``--batches``.
+"""
 
 from hardneg.batching.filling import Guard as Guard
 from hardneg.batching.graph import ProximityGraph as ProximityGraph

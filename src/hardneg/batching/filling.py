@@ -1,7 +1,9 @@
-"""Fills the batches of an epoch: which instances are free, which may share a batch, and what each guarantee costs.
+"""Fill the batches of an epoch: track which instances are free, enforce the guard, and count the exceptions.
 
-A planner offers nodes in the order it prefers; the filler takes those that are free and that the guard allows. What a
-planner leaves open is filled with uniform draws. So coverage and the guard hold for every planner, by construction.
+A planner offers nodes in the order it prefers, and the filler accepts those that are free and allowed by the guard.
+Places that a planner leaves open are filled with uniform draws. So coverage and the guard hold for every planner by
+construction. ``Guard`` is the public part; ``BatchFiller`` is used by planners (planners/), and created by ``Epoch``
+(planners/base.py).
 """
 
 from __future__ import annotations
@@ -19,14 +21,26 @@ from hardneg.batching.plan import Nodes
 from hardneg.core.errors import ArgumentError, argument_error, check_range, warn_once
 
 coverages = ("once", "free")
+"""Each instance once per epoch, or batches that may overlap."""
 
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Who may never share a batch: two of one group, or two closer than a near-duplicate similarity.
+    """Instances that may never share a batch: two of one group, or two that are near-duplicates.
 
-    ``groups`` is one whole number per instance (a document, a label, an id); below 0: no group. Similarity is
-    the inner product of ``vectors`` as given.
+    Args:
+        groups: Group of each instance (a document, a label, an id) as a whole number, shape [n]; negative: no group.
+        near_duplicate: Similarity above which two instances are near-duplicates.
+        vectors: Vectors whose inner products are the similarities, shape [n, d].
+
+    Raises:
+        ArgumentError: If only one of ``near_duplicate`` and ``vectors`` is given, or the groups are not whole numbers.
+
+    Example:
+        >>> from hardneg.batching.planners import UniformPlanner
+        >>> plan = UniformPlanner().plan(4, batch_size=2, guard=Guard(groups=torch.tensor([0, 0, 1, 1])))
+        >>> [sorted(i // 2 for i in batch.tolist()) for batch in plan]
+        [[0, 1], [0, 1]]
     """
 
     groups: Annotated[Tensor, "n"] | None = None
@@ -42,6 +56,15 @@ class Guard:
             raise argument_error("Guard", "whole numbers [n]", "groups", tuple(self.groups.shape))
 
     def check(self, num_instances: int, batch_size: int) -> None:
+        """Check the guard for a data set.
+
+        Args:
+            num_instances: Number of instances of the data set.
+            batch_size: Size of a batch over all ranks.
+
+        Raises:
+            ArgumentError: If there are not as many groups or vectors as instances, or fewer groups than a batch needs.
+        """
         for name in ("groups", "vectors"):
             value = getattr(self, name)
             if value is not None and len(value) != num_instances:
@@ -49,29 +72,49 @@ class Guard:
         if self.groups is not None:
             most = len(torch.unique(self.groups[self.groups >= 0])) + int((self.groups < 0).sum())
             if most < batch_size:
-                what = f"at least {batch_size} groups, as many as a batch has instances"
+                what = f"at least {batch_size} groups, one for each instance of a batch"
                 raise argument_error("Guard", what, "number of groups", most)
 
 
 @dataclass
 class FillCounts:
-    """What happened while batches were filled."""
+    """Counts of what happened while the batches of a segment were filled.
 
-    filled: int = 0  # drawn uniformly because the planner offered too few
-    forced: int = 0  # placed early because their group has as many members left as there are batches
-    repeated: int = 0  # seen before in the epoch, since no unseen instance was allowed
-    refused: int = 0  # offers the guard turned down
+    Attributes:
+        filled: Instances drawn uniformly, because the planner offered too few.
+        forced: Instances placed early, because their group has as many members left as there are batches.
+        repeated: Instances already seen in the epoch, because no unseen one was allowed.
+        refused: Offers that the guard refused.
+    """
+
+    filled: int = 0
+    forced: int = 0
+    repeated: int = 0
+    refused: int = 0
 
 
 @dataclass
 class BatchFiller:
-    """Bookkeeping of one epoch. ``sizes`` are the sizes of all its batches."""
+    """State of an epoch while its batches are filled.
+
+    Planners use ``start`` (a uniform first node), ``offer`` (preferred nodes), ``draw`` (another uniform node), and
+    read ``missing`` (open places of the batch) and ``taken`` (1 for nodes that are not free, shape [n]).
+
+    Attributes:
+        num_instances: Number of instances of the data set, n.
+        sizes: Sizes of all batches of the epoch.
+        coverage: "once" (each instance once per epoch) or "free" (batches may overlap).
+        guard: Instances that may not share a batch.
+        order: Random permutation of the epoch, shape [n]; starts and fills follow it.
+        tally: Counts for the current segment.
+        num_closed: Number of finished batches.
+    """
 
     num_instances: int
     sizes: list[int]
     coverage: str
     guard: Guard | None
-    order: Nodes  # a permutation drawn for the epoch: starts and fills follow it
+    order: Nodes
     tally: FillCounts = field(default_factory=FillCounts)
     num_closed: int = 0
 
@@ -81,37 +124,40 @@ class BatchFiller:
         self._batch: list[Nodes] = []
         self.closed: list[Nodes] = []  # the batches of this segment
         self.missing = 0
-        self._crowd = None
+        self._groups = None
         if self.guard is not None and self.guard.groups is not None:
-            self._crowd = _Crowd(self.guard.groups.cpu().numpy().astype(np.int64), self.order, self.covering)
+            self._groups = _GroupCounts(self.guard.groups.cpu().numpy().astype(np.int64), self.order, self.covering)
         self._vectors, self._limit = None, np.inf
         if self.guard is not None and self.guard.vectors is not None and self.guard.near_duplicate is not None:
             self._vectors, self._limit = self.guard.vectors.detach().float().cpu().numpy(), self.guard.near_duplicate
 
     @property
     def covering(self) -> bool:
+        """True if each instance is in one batch per epoch."""
         return self.coverage == "once"
 
     def begin_segment(self) -> None:
+        """Start a new segment, with new counts."""
         self.tally, self.closed = FillCounts(), []
 
     def replay(self, batch: Nodes) -> None:
-        """A batch of this epoch that was planned before: its instances are taken."""
+        """Mark the instances of an already planned batch of this epoch as taken."""
         if self.covering:
             self._take(batch, force=True)
         self.num_closed += 1
 
     def open(self) -> None:
+        """Open the next batch; starts with members of groups that would otherwise not fit into the epoch."""
         self.missing = self.sizes[self.num_closed]
         self._batch = []
-        if self._crowd is not None:
-            self._crowd.open()
+        if self._groups is not None:
+            self._groups.open()
             if self.covering:
-                urgent = self._crowd.urgent(len(self.sizes) - self.num_closed, self.taken)
+                urgent = self._groups.urgent(len(self.sizes) - self.num_closed, self.taken)
                 self.tally.forced += len(self.offer(urgent))
 
     def start(self) -> int | None:
-        """A uniform free node to begin the batch with, taken; None where forced members filled the batch."""
+        """Take a uniform free node as the first of the batch; None if forced members have filled it."""
         if not self.missing:
             return None
         if not self.covering and self.missing == self.sizes[self.num_closed]:
@@ -121,7 +167,7 @@ class BatchFiller:
         return self.draw()
 
     def starts(self, count: int) -> Nodes:
-        """Uniform free nodes to begin the next ``count`` batches with, taken now; coverage "once", no guard."""
+        """Take uniform free nodes as starts of the next ``count`` batches; only for coverage "once" without a guard."""
         assert self.covering
         assert self.guard is None
         found = self.order[:0]
@@ -133,11 +179,11 @@ class BatchFiller:
         return found
 
     def enter(self, node: int) -> None:
-        """The start of the open batch, one of ``starts``."""
+        """Put a node from ``starts`` into the open batch."""
         self._take(np.array([node], dtype=np.int64))
 
     def draw(self) -> int | None:
-        """One uniform node of those still free and allowed; None if there is none or no place for it."""
+        """Take one uniform node that is free and allowed; None if there is none, or the batch is full."""
         if not self.missing:
             return None
         for nodes in self._uniform(at_once=1 if self.guard is None else 64):
@@ -148,7 +194,14 @@ class BatchFiller:
         return None
 
     def offer(self, nodes: Nodes) -> Nodes:
-        """Takes the nodes that are free and allowed, in their order, until the batch is full; returns the taken."""
+        """Take the nodes that are free and allowed, in order, until the batch is full.
+
+        Args:
+            nodes: Preferred nodes, the best first.
+
+        Returns:
+            The nodes that were taken.
+        """
         nodes = nodes[self.taken[nodes] == 0]
         if self.guard is not None:
             allowed = self._allowed(nodes)
@@ -159,7 +212,11 @@ class BatchFiller:
         return nodes
 
     def fill(self) -> None:
-        """Fills the rest of the batch uniformly; with repeats where no free instance is allowed."""
+        """Fill the open places uniformly; with repeated instances if no free one is allowed.
+
+        Raises:
+            ArgumentError: If the guard allows too few instances for a batch.
+        """
         before = self.missing
         if before:
             for nodes in self._uniform(at_once=max(64, 2 * before)):
@@ -173,7 +230,7 @@ class BatchFiller:
             self._repeat()
 
     def add(self, batches: Iterable[Nodes]) -> None:
-        """Whole batches that need no look at coverage or a guard."""
+        """Add complete batches; only for coverage "free" without a guard."""
         assert not self.covering
         assert self.guard is None
         for batch in batches:
@@ -181,6 +238,7 @@ class BatchFiller:
             self.num_closed += 1
 
     def close(self) -> None:
+        """Finish the open batch."""
         batch = self._members()
         if not self.covering:
             self.taken[batch] = 0
@@ -188,20 +246,22 @@ class BatchFiller:
         self.closed.append(batch)
 
     def _members(self) -> Nodes:
+        """Return the instances of the open batch."""
         return np.concatenate(self._batch) if self._batch else np.empty(0, dtype=np.int64)
 
     def _take(self, nodes: Nodes, force: bool = False) -> None:
+        """Mark nodes as taken, and put them into the open batch unless ``force``."""
         if not len(nodes):
             return
         self.taken[nodes] = 1
-        if self._crowd is not None:
-            self._crowd.enter(nodes)
+        if self._groups is not None:
+            self._groups.enter(nodes)
         if not force:
             self._batch.append(nodes)
             self.missing -= len(nodes)
 
     def _uniform(self, at_once: int) -> Iterator[Nodes]:
-        """Free nodes in uniform order: along the epoch's permutation, or along one of the batch's own."""
+        """Yield free nodes in uniform order: the epoch's permutation, or with coverage "free" a new one per batch."""
         if self.covering:
             while len(ahead := self.order[self._pointer : self._pointer + 512]) and self.taken[ahead[0]]:
                 free = np.flatnonzero(self.taken[ahead] == 0)
@@ -218,7 +278,7 @@ class BatchFiller:
             yield nodes[self.taken[nodes] == 0]
 
     def _swap(self) -> None:
-        """Free nodes that this batch refuses go into earlier batches of the segment, and members of those come here."""
+        """Exchange free nodes that this batch refuses with members of earlier batches of the segment."""
         for node in np.flatnonzero(self.taken == 0).astype(np.int64):
             for batch in self.closed:
                 if not self.missing:
@@ -228,22 +288,24 @@ class BatchFiller:
                 if len(against) > 1 or not len(welcome := self._allowed(batch[places])):
                     continue
                 self._take(welcome[:1])
-                if self._crowd is not None:
-                    self._crowd.leave(welcome[:1], np.array([node]))
+                if self._groups is not None:
+                    self._groups.leave(welcome[:1], np.array([node]))
                 self.taken[node] = 1
                 batch[batch == welcome[0]] = node
                 self.tally.filled += 1
                 break
 
     def _conflicts(self, node: np.int64, batch: Nodes) -> NDArray[np.bool_]:
+        """Return which members of a batch the node may not be with, shape [batch]."""
         conflict = np.zeros(len(batch), dtype=bool)
-        if self._crowd is not None:
-            conflict |= self._crowd.same(node, batch)
+        if self._groups is not None:
+            conflict |= self._groups.same(node, batch)
         if self._vectors is not None:
             conflict |= self._vectors[batch] @ self._vectors[node] > self._limit
         return conflict
 
     def _repeat(self) -> None:
+        """Fill the open places with instances that were already in a batch, and warn."""
         again = self.order[~np.isin(self.order, self._members())]
         again = np.roll(again, self.num_closed)
         again = self._allowed(again)[: self.missing]
@@ -254,17 +316,19 @@ class BatchFiller:
         self.tally.repeated += len(again)
         self._take(again)
         warn_once(
-            "room.repeated",
-            "The guard left some instances out of the epoch, and others come twice instead: a group has more "
-            "members than there are batches, or near-duplicates are many. plan.describe() counts them.",
+            "guard.repeated",
+            "The guard left some instances out of the epoch and repeated others: a group has more members "
+            "than there are batches, or there are many near-duplicates. plan.describe() counts them.",
         )
 
     def _allowed(self, nodes: Nodes) -> Nodes:
-        if self._crowd is not None:
-            nodes = self._crowd.allowed(nodes)
+        """Return the nodes that may join the open batch together, in order."""
+        if self._groups is not None:
+            nodes = self._groups.allowed(nodes)
         return nodes if self._vectors is None else self._not_too_close(nodes, self._vectors)
 
     def _not_too_close(self, nodes: Nodes, vectors: NDArray[np.float32]) -> Nodes:
+        """Return the nodes that are no near-duplicates of the batch or of an earlier node."""
         offered = vectors[nodes]
         keep = np.ones(len(nodes), dtype=bool)
         keep &= ~np.any(offered @ vectors[self._members()].T > self._limit, axis=1)
@@ -275,8 +339,8 @@ class BatchFiller:
         return nodes[keep]
 
 
-class _Crowd:
-    """Groups: which are in the open batch, and how many members of each are still to come."""
+class _GroupCounts:
+    """Groups in the open batch, and the number of members of each group that are still free."""
 
     def __init__(self, groups: Nodes, order: Nodes, covering: bool) -> None:
         values, inverse = np.unique(groups, return_inverse=True)
@@ -289,25 +353,29 @@ class _Crowd:
         self._first = np.concatenate([[0], np.cumsum(self._left)])
 
     def open(self) -> None:
+        """Start a new batch."""
         self._inside[:] = False
 
     def enter(self, nodes: Nodes) -> None:
+        """Count nodes that join the batch."""
         group = self._group[nodes]
         group = group[group >= 0]
         self._inside[group] = True
         np.subtract.at(self._left, group, 1)
 
     def leave(self, back: Nodes, instead: Nodes) -> None:
-        """A node that entered this batch had been counted before; the one that took its old place had not."""
+        """Correct the counts after a swap: ``back`` had been counted before, ``instead`` had not."""
         for nodes, change in ((back, 1), (instead, -1)):
             group = self._group[nodes]
             self._left[group[group >= 0]] += change
 
     def same(self, node: np.int64, batch: Nodes) -> NDArray[np.bool_]:
+        """Return which members of a batch have the group of the node, shape [batch]."""
         same: NDArray[np.bool_] = (self._group[batch] == self._group[node]) & (self._group[node] >= 0)
         return same
 
     def allowed(self, nodes: Nodes) -> Nodes:
+        """Return the nodes of groups that are not in the batch, the first one of each group."""
         group = self._group[nodes]
         free = (group < 0) | ~self._inside[group]
         nodes, group = nodes[free], group[free]
@@ -316,7 +384,7 @@ class _Crowd:
         return nodes[np.sort(first)]
 
     def urgent(self, batches_left: int, taken: NDArray[np.uint8]) -> Nodes:
-        """One member of each group that must be in every batch from here on, or its members would not fit."""
+        """Return one member of each group that must be in every remaining batch for all its members to fit."""
         if not self._spread:
             return np.empty(0, dtype=np.int64)
         chosen = []

@@ -1,11 +1,15 @@
-"""The proximity graph: who is close to whom, among randomly chosen candidates (ProSampler, Algorithm 2).
+"""Proximity graph: the closest neighbours of each instance among random candidates (ProSampler, Algorithm 2).
 
-Each node meets M uniform candidates and keeps the K closest (eq. 3). The paper's C_i is a set without the node itself;
-the authors' code draws with replacement and allows the node, hence self loops and repeats. Here there are none.
+``build_graph`` constructs a ``ProximityGraph`` from embeddings; walks.py and the planners read it, refresh.py renews
+it.
+
+Each node is compared with M uniform candidates and keeps the K closest (eq. 3). The paper's C_i is a set without the
+node itself; the authors' code draws with replacement and allows the node, hence self loops and repeats. Here there are
+none.
 
 A random block of nodes shares one pool of M + 1 candidates, so that the scores are one matrix product instead of a
 gather per node. A node in the pool leaves itself out; any other leaves out one candidate at random. Either way its own
-candidates are a uniform M-subset of the others; what is lost is only the independence of different nodes. Pools are cut
+candidates are a uniform M-subset of the others; only the independence of different nodes is lost. Pools are cut
 from permutations, so that all nodes are candidates equally often.
 """
 
@@ -28,24 +32,34 @@ from hardneg.search.draws import check_generator
 from hardneg.search.nearest import Corpus, FaissIndex, nearest
 from hardneg.search.topk import top_of_rows
 
+GraphRows = Iterator[tuple[Tensor, Tensor, Tensor]]
+"""Parts of a graph: nodes [b], their neighbours [b, K] and similarities [b, K]."""
+
 _block = 256  # nodes that share a pool, at most: a larger block is not faster, and ties more nodes together
-_pools_per_node = 8  # a node is in M / block pools: with fewer than this, many nodes would be the neighbour of no other
-_chunk_scores = (2**22, 2**26)  # numbers held at once, on a CPU and on a GPU: more is not faster
-_whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_approximate_from = 10_000  # nodes: from there on FAISS searches inverted lists
-_searched_at_once = 8192  # nodes, by FAISS
-_region_bytes = 2**24  # of the vectors that a part of the nodes takes its candidates from
+_pools_per_node = 8  # a node is in M / block pools: with fewer, many nodes would be the neighbour of no other
+_chunk_scores = (2**22, 2**26)  # number of scores in memory on a CPU and on a GPU: more is not faster
+_int_types = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_approximate_from = 10_000  # number of nodes from which FAISS searches inverted lists
+_searched_at_once = 8192  # number of nodes per call of FAISS
+_region_bytes = 2**24  # size of a region of candidates, which should fit the CPU cache
 
 
 @dataclass(frozen=True, eq=False)
 class ProximityGraph:
-    """The neighbours of each node, closest first, with their similarities; -1 where a node has fewer.
+    """The neighbours of each node, closest first, with their similarities; a frozen value on the CPU.
 
-    A frozen value on the CPU. ``name`` says how it was made; ``digest`` says which graph it is.
+    Attributes:
+        neighbours: Neighbours of each node, shape [n, K]; -1 at the end of a row that has fewer.
+        similarities: Similarities of the neighbours, shape [n, K].
+        name: How the graph was made.
 
-    >>> graph = ProximityGraph.from_lists([[1, 2], [0], []])
-    >>> graph.neighbours.tolist(), graph.degrees.tolist()
-    ([[1, 2], [0, -1], [-1, -1]], [2, 1, 0])
+    Raises:
+        ArgumentError: If the shapes differ, or a neighbour is not a node.
+
+    Example:
+        >>> graph = ProximityGraph.from_lists([[1, 2], [0], []])
+        >>> graph.neighbours.tolist(), graph.degrees.tolist()
+        ([[1, 2], [0, -1], [-1, -1]], [2, 1, 0])
     """
 
     neighbours: Annotated[Tensor, "n K"]
@@ -71,42 +85,48 @@ class ProximityGraph:
 
     @property
     def num_neighbours(self) -> int:
+        """Number of columns, K: the highest possible number of neighbours."""
         return self.neighbours.shape[1]
 
     @cached_property
     def degrees(self) -> Annotated[Tensor, "n"]:
+        """Number of neighbours of each node, shape [n]."""
         if self.num_neighbours and bool((self.neighbours[:, -1] >= 0).all()):
             return torch.full((len(self),), self.num_neighbours)
         return (self.neighbours >= 0).sum(1)
 
     @cached_property
     def digest(self) -> str:
-        """Sixteen hex digits that name this graph in a plan."""
+        """Sixteen hex digits that identify this graph in a plan."""
         # Rows are folded by the powers of an odd number, in whole numbers that wrap around, because hashing every byte
         # takes as long as building the graph on a GPU.
         weights = torch.full((self.num_neighbours,), 0x9E3779B97F4A7C1).cumprod(0)
         hashed = hashlib.sha256(repr((tuple(self.neighbours.shape), self.similarities.dtype)).encode())
-        bits = self.similarities.contiguous().view(_whole[self.similarities.element_size()])
+        bits = self.similarities.contiguous().view(_int_types[self.similarities.element_size()])
         for part in (self.neighbours, bits):
             hashed.update(torch.mv(part, weights.to(part.dtype)).numpy().data)
         return hashed.hexdigest()[:16]
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> ProximityGraph:
-        """A graph from plain lists of neighbours; every similarity is 1."""
+        """Return a graph from lists of neighbours, with similarity 1."""
         width = max((len(row) for row in rows), default=0)
         padded = [[*row, *[-1] * (width - len(row))] for row in rows]
         neighbours = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
         return cls(neighbours, (neighbours >= 0).float(), "given")
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle, whole or not at all."""
+        """Write the graph to an .npz file, without pickle and atomically."""
         name = np.array(self.name)
         save_arrays(path, neighbours=self.neighbours.numpy(), similarities=self.similarities.numpy(), name=name)
 
     @classmethod
     def load(cls, path: str | Path) -> ProximityGraph:
-        """The saved graph; raises ``Damaged`` if the file is not what was saved."""
+        """Load a saved graph.
+
+        Raises:
+            Damaged: If the file has changed since it was saved.
+        """
 
         def made(parts: dict[str, Any]) -> ProximityGraph:
             similarities = torch.from_numpy(parts["similarities"])
@@ -123,21 +143,33 @@ def build_graph(
     *,
     search: str = "exact",
 ) -> ProximityGraph:
-    """N_i = the K of C_i with the largest e_i . e_m, where C_i is M uniform others (ProSampler, eq. 3).
+    """Build the proximity graph N_i = the K of C_i with the largest e_i . e_m, where C_i is M uniform others (eq. 3).
 
-    ``num_candidates=None`` takes all others: the kNN graph. ``search="faiss"`` finds it with FAISS (extra ``ann``), by
-    inverted lists and so approximately from 10,000 vectors on. Vectors are taken as given, on any device, and at most
-    a chunk of scores is held at once. The graph itself is on the CPU, where the walks are. The same seed gives the
-    same graph, also on another device if the generator is on the same one; one on the GPU saves the CPU's time.
+    Vectors are used as given, on any device, with a limited chunk of scores in memory at a time. The graph itself is on
+    the CPU, where the walks are. The same seed gives the same graph, on any device if the generator is on the same one;
+    a generator on the GPU saves CPU time.
 
-    >>> vectors = torch.nn.functional.normalize(torch.randn(50, 8), dim=1)
-    >>> graph = build_graph(vectors, num_neighbours=5, num_candidates=20, generator=torch.Generator().manual_seed(0))
-    >>> graph.neighbours.shape
-    torch.Size([50, 5])
+    Args:
+        vectors: Embeddings, shape [n, d].
+        num_neighbours: Number of neighbours of each node, K.
+        num_candidates: Number of random candidates, M; None: all others, which makes the exact kNN graph.
+        generator: Source of randomness; None: the global one.
+        search: "exact", or "faiss" (extra ``ann``) for ``num_candidates=None``: approximate, with inverted lists, from
+            10,000 vectors on.
+
+    Raises:
+        ArgumentError: If the vectors are no floating point matrix, or there are more neighbours than candidates.
+        NotFinite: If the vectors contain NaN or infinite values.
+
+    Example:
+        >>> vectors = torch.nn.functional.normalize(torch.randn(50, 8), dim=1)
+        >>> graph = build_graph(vectors, num_neighbours=5, num_candidates=20)
+        >>> graph.neighbours.shape
+        torch.Size([50, 5])
     """
     if not isinstance(vectors, Tensor):
         got = type(vectors).__name__
-        raise ArgumentError("build_graph", "vectors that are a tensor", got, "use torch.as_tensor")
+        raise ArgumentError("build_graph", "a tensor of vectors", got, "use torch.as_tensor")
     if generator is not None:
         check_generator("build_graph", generator)
     num_neighbours = check_count("build_graph", "num_neighbours", num_neighbours)
@@ -157,7 +189,14 @@ def build_graph(
 
 
 def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: torch.Generator) -> ProximityGraph:
-    """The graph itself, or one of these vectors with at most as many neighbours as there are candidates."""
+    """Return a graph unchanged, or build one from vectors.
+
+    Args:
+        data: A graph, or vectors [n, d].
+        k: Number of neighbours, reduced to the number of candidates if there are fewer.
+        m: Number of random candidates, reduced to n - 1; None: all others.
+        generator: Source of randomness.
+    """
     if isinstance(data, ProximityGraph):
         return data
     m = None if m is None else min(m, len(data) - 1)
@@ -165,7 +204,14 @@ def graph_of(data: Tensor | ProximityGraph, k: int, m: int | None, generator: to
 
 
 def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"], Annotated[Tensor, ""]]:
-    """The vectors in float32 or wider, divided by a power of two where products would leave its range; its exponent."""
+    """Convert vectors to float32 or wider, scaled by a power of two if their products would overflow or underflow.
+
+    Args:
+        vectors: Vectors, shape [n, d].
+
+    Returns:
+        The vectors divided by 2^e, and e (0 without scaling).
+    """
     wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
     exponent = torch.frexp(wide.abs().amax()).exponent.cpu() if wide.numel() else torch.tensor(0)
     if abs(int(exponent)) < 30:
@@ -173,14 +219,28 @@ def in_range(vectors: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n d"
     return torch.ldexp(wide, -exponent.to(wide.device)), exponent
 
 
-GraphRows = Iterator[tuple[Tensor, Tensor, Tensor]]  # nodes [b], their neighbours [b, K], similarities [b, K]
+def as_graph(graph: Any) -> ProximityGraph:
+    """Convert lists of neighbours, or any object with ``neighbours`` and optionally ``similarities``, to a graph.
+
+    Raises:
+        ArgumentError: If the value is neither.
+    """
+    if isinstance(graph, ProximityGraph):
+        return graph
+    if hasattr(graph, "neighbours"):
+        neighbours, similarities = torch.as_tensor(graph.neighbours), getattr(graph, "similarities", None)
+        plain = (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
+        return ProximityGraph(neighbours, plain)
+    if isinstance(graph, Iterable):
+        return ProximityGraph.from_lists([list(map(int, row)) for row in graph])
+    raise argument_error("as_graph", "a ProximityGraph or lists of neighbours", "graph", type(graph).__name__)
 
 
 def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None) -> GraphRows:
-    """A random part of the nodes meets a random region of candidates, one that the processor's cache can hold.
+    """Yield neighbours among random candidates; each random part of the nodes uses a region that fits the CPU cache.
 
-    A pool of a random region is a random pool. Gathering the pools from all of a large data set instead would wait for
-    the memory at each vector, and the time per node would grow with n.
+    A pool from a random region is a random pool. Gathering the pools from all of a large data set instead would wait
+    for memory at each vector, and the time per node would grow with n.
     """
     n = len(vectors)
     regions = max(1, n // max(m + 1, _region_bytes // (vectors.element_size() * vectors.shape[1])))
@@ -198,10 +258,10 @@ def _sampled(vectors: Tensor, k: int, m: int, generator: torch.Generator | None)
 def _against_region(
     order: Tensor, region: Tensor, vectors: Tensor, held: Tensor, k: int, m: int, generator: torch.Generator | None
 ) -> GraphRows:
-    """Blocks of nodes against their pools, several blocks at once: a batched matrix product."""
+    """Compare blocks of nodes with their pools, several blocks at once in a batched matrix product."""
     device = vectors.device
     block = min(_block, max(1, m // _pools_per_node))
-    blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last one is filled up
+    blocks = torch.cat([order, order[: -len(order) % block]]).view(-1, block)  # the last block is filled up
     pools, left = _Pools(len(region), m + 1, generator), len(order)
     left_out = torch.randint(m + 1, blocks.shape, generator=generator, device=pools.device).to(device)
     blocks, region = blocks.to(device), region.to(device)
@@ -220,12 +280,12 @@ def _against_region(
 
 
 def _rows(vectors: Tensor, index: Tensor) -> Tensor:
-    """``vectors[index]``, twice as fast."""
+    """Return ``vectors[index]``, twice as fast."""
     return vectors.index_select(0, index.view(-1)).view(*index.shape, -1)
 
 
 def _nearest(vectors: Tensor, k: int, search: str) -> GraphRows:
-    """Each node's nearest among all others, by the search that mining has: exact, or through FAISS."""
+    """Yield the nearest of all other nodes, by the exact search or the FAISS index that mining uses."""
     n = len(vectors)
     corpus = Corpus(vectors, vectors.device, n)
     index = None
@@ -240,10 +300,10 @@ def _nearest(vectors: Tensor, k: int, search: str) -> GraphRows:
 
 
 class _Pools:
-    """Uniform sets of ``size`` of the n nodes: a stream of permutations cut into pieces.
+    """Uniform sets of ``size`` of the n nodes, cut from a stream of permutations.
 
-    So all nodes are candidates equally often. Pools drawn independently would leave some nodes out of all of them, and
-    no walk could ever reach those. Nothing here looks at a node's number, so each pool by itself is uniform.
+    So all nodes are candidates equally often. Independent pools would leave some nodes out of all of them, and no walk
+    could ever reach those. A node's number has no influence, so each pool by itself is uniform.
     """
 
     def __init__(self, n: int, size: int, generator: torch.Generator | None) -> None:
@@ -252,6 +312,7 @@ class _Pools:
         self._stream = torch.empty(0, dtype=torch.long, device=self.device)
 
     def take(self, count: int) -> Annotated[Tensor, "count size"]:
+        """Return the next pools."""
         parts, missing = [], count
         while missing:
             if len(self._stream) < self.size:
@@ -263,14 +324,14 @@ class _Pools:
         return torch.cat(parts)
 
     def _continued(self, rest: Tensor) -> Tensor:
-        """The nodes left of the last permutation, then all nodes once, those left over last: no pool has one twice."""
+        """Append a permutation to the rest of the last one, with the rest's nodes last: no pool has a node twice."""
         order = torch.randperm(self.n, generator=self.generator, device=self.device)
         is_rest = torch.zeros(self.n, dtype=torch.bool, device=self.device).index_fill_(0, rest, True)[order]
         return torch.cat([rest, order[~is_rest], order[is_rest]])
 
 
 def _collected(rows: GraphRows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All rows, made where the vectors are and brought to the CPU at the end: a GPU is waited for once."""
+    """Collect all rows where the vectors are, and copy them to the CPU once, to synchronise with a GPU only once."""
     neighbours = torch.empty(len(vectors), k, dtype=torch.int32, device=vectors.device)
     similarities = torch.empty(len(vectors), k, dtype=vectors.dtype, device=vectors.device)
     for nodes, index, values in rows:
@@ -279,30 +340,20 @@ def _collected(rows: GraphRows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor
     return neighbours.cpu().long(), similarities.cpu()
 
 
-def as_graph(graph: Any) -> ProximityGraph:
-    """Anything with neighbours (and perhaps similarities), or plain lists, as a ProximityGraph."""
-    if isinstance(graph, ProximityGraph):
-        return graph
-    if hasattr(graph, "neighbours"):
-        neighbours, similarities = torch.as_tensor(graph.neighbours), getattr(graph, "similarities", None)
-        plain = (neighbours >= 0).float() if similarities is None else torch.as_tensor(similarities)
-        return ProximityGraph(neighbours, plain)
-    if isinstance(graph, Iterable):
-        return ProximityGraph.from_lists([list(map(int, row)) for row in graph])
-    raise argument_error("as_graph", "a ProximityGraph or lists of neighbours", "graph", type(graph).__name__)
-
-
 def _check(vectors: Tensor, k: int, m: int | None, search: str) -> None:
+    """Check the arguments of ``build_graph``."""
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise argument_error("build_graph", "floating point vectors [n, d]", "vectors", tuple(vectors.shape))
     n = len(vectors)
     check_among("build_graph", "search", search, ("exact", "faiss"))
     if m is not None and m >= n:
         what = f"fewer candidates than the {n} vectors"
-        raise argument_error("build_graph", what, "num_candidates", m, "num_candidates=None compares all with all")
+        raise argument_error(
+            "build_graph", what, "num_candidates", m, "use num_candidates=None to compare all with all"
+        )
     limit = m if m is not None else n - 1
     if k > limit:
         what = f"at most {limit} neighbours, the number of candidates"
         raise argument_error("build_graph", what, "num_neighbours", k)
     if not bool(torch.isfinite(vectors).all()):
-        raise NotFinite("build_graph", "finite vectors", "NaN or inf", "look at the encoder's output")
+        raise NotFinite("build_graph", "finite vectors", "NaN or inf", "check the encoder's output")

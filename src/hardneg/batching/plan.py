@@ -1,4 +1,8 @@
-"""The plan: an epoch's batches as a value that is saved, resumed, exported and described."""
+"""Plan: the batches of an epoch as a value that can be saved, resumed, exported and described.
+
+A ``Plan`` consists of segments, each planned at once from one graph. Planners (planners/base.py) extend plans, samplers
+(sampler.py) follow them, and ``Plan.describe`` measures how hard they are.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,23 @@ Nodes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segment:
-    """Some batches in a row that were planned together, and what they were planned from."""
+    """Consecutive batches that were planned together.
+
+    Attributes:
+        first: Number of the first batch.
+        count: Number of batches.
+        planner: The planner, as text.
+        graph: Digest of the graph or vectors that it planned from; empty without any.
+        filled: Number of instances drawn uniformly, because the planner offered too few.
+        forced: Number of instances placed early, so that their group fits into the remaining batches.
+        repeated: Number of instances that were already in another batch of the epoch.
+        refused: Number of offers that the guard refused.
+    """
 
     first: int
     count: int
     planner: str
-    graph: str  # the digest of the graph or vectors; "" where there were none
+    graph: str
     filled: int = 0
     forced: int = 0
     repeated: int = 0
@@ -37,11 +52,22 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The batches of one epoch, as far as they are planned; ``num_batches`` is how many the epoch has.
+    """The batches of one epoch, as far as they are planned.
 
-    >>> plan = Plan.from_batches([[3, 1], [0, 2], [4]], num_instances=5, batch_size=2)
-    >>> len(plan), plan[1].tolist(), plan.describe().coverage
-    (3, [0, 2], 1.0)
+    Attributes:
+        num_instances: Number of instances of the data set, n.
+        batch_size: Size of a full batch, over all ranks.
+        num_batches: Number of batches of the whole epoch.
+        epoch: Number of the epoch.
+        seed: Seed of the sampler.
+        order: Instances of all planned batches, one batch after the other, shape [planned instances].
+        offsets: Start of each batch in ``order``, and the end of the last one, shape [planned batches + 1].
+        segments: How the batches were planned.
+
+    Example:
+        >>> plan = Plan.from_batches([[3, 1], [0, 2], [4]], num_instances=5, batch_size=2)
+        >>> len(plan), plan[1].tolist(), plan.describe().coverage
+        (3, [0, 2], 1.0)
     """
 
     num_instances: int
@@ -55,13 +81,19 @@ class Plan:
 
     @classmethod
     def from_batches(cls, batches: list[Any], num_instances: int, batch_size: int) -> Plan:
-        """A plan made by hand."""
+        """Return a complete plan with the given batches.
+
+        Args:
+            batches: Instances of each batch.
+            num_instances: Number of instances of the data set.
+            batch_size: Size of a full batch.
+        """
         empty = cls(num_instances, batch_size, num_batches=len(batches))
         nodes = [np.asarray(batch, dtype=np.int64) for batch in batches]
         return empty.extended(nodes, Segment(0, len(batches), "given", ""))
 
     def __len__(self) -> int:
-        """How many batches are planned so far."""
+        """Return the number of batches planned so far."""
         return len(self.offsets) - 1
 
     def __getitem__(self, number: int) -> Nodes:
@@ -75,10 +107,11 @@ class Plan:
 
     @property
     def complete(self) -> bool:
+        """True if all batches of the epoch are planned."""
         return len(self) == self.num_batches
 
     def extended(self, batches: list[Nodes], segment: Segment) -> Plan:
-        """This plan with one more segment."""
+        """Return this plan with one more segment."""
         ends = self.offsets[-1] + np.cumsum([len(batch) for batch in batches])
         return replace(
             self,
@@ -88,43 +121,49 @@ class Plan:
         )
 
     def digest(self) -> str:
-        """Sixteen hex digits that name the batches."""
+        """Return sixteen hex digits that identify the batches."""
         hashed = batch_hash(self)
         for batch in self:
             hashed.update(batch.tobytes())
         return str(hashed.hexdigest())
 
     def parts(self) -> dict[str, Any]:
-        """The plan as two arrays and a text, for a file or a checkpoint."""
+        """Return the plan as two arrays and a text, for a file or a checkpoint."""
         values = {name: getattr(self, name) for name in ("num_instances", "batch_size", "num_batches", "epoch", "seed")}
         head = json.dumps({**values, "segments": [asdict(segment) for segment in self.segments]})
         return {"order": self.order, "offsets": self.offsets, "head": head}
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any]) -> Plan:
+        """Return the plan with these parts, as ``parts`` returns them."""
         head = json.loads(str(parts["head"]))
         segments = tuple(Segment(**segment) for segment in head.pop("segments"))
         return cls(**head, order=parts["order"], offsets=parts["offsets"], segments=segments)
 
     def state(self) -> dict[str, Any]:
-        """The parts with tensors in the place of arrays: checkpoints of these load with ``weights_only=True``."""
+        """Return the parts with tensors instead of arrays, so that checkpoints load with ``weights_only=True``."""
         return {**self.parts(), "order": torch.from_numpy(self.order), "offsets": torch.from_numpy(self.offsets)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Plan:
+        """Return the plan with this state, as ``state`` returns it."""
         return cls.from_parts(state | {name: state[name].cpu().numpy() for name in ("order", "offsets")})
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file without pickle, whole or not at all."""
+        """Write the plan to an .npz file, without pickle and atomically."""
         save_arrays(path, **self.parts())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """The saved plan; raises ``Damaged`` if the file is not what was saved."""
+        """Load a saved plan.
+
+        Raises:
+            Damaged: If the file has changed since it was saved.
+        """
         return load_arrays("Plan.load", path, cls.from_parts, "begin the epoch again without it")
 
     def columns(self) -> dict[str, Nodes]:
-        """One row per place in a batch: batch, place, instance, segment."""
+        """Return one row per place in a batch, as columns: batch, place, instance and segment."""
         batch = np.repeat(np.arange(len(self)), np.diff(self.offsets))
         bounds = [segment.first for segment in self.segments]
         return {
@@ -135,6 +174,7 @@ class Plan:
         }
 
     def to_csv(self, path: str | Path) -> None:
+        """Write the columns to a CSV file."""
         columns = self.columns()
         with open(path, "w", newline="") as file:
             writer = csv.writer(file)
@@ -142,13 +182,22 @@ class Plan:
             writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
 
     def to_parquet(self, path: str | Path) -> None:
+        """Write the columns to a Parquet file; needs pyarrow (extra ``text``)."""
         arrow = optional("pyarrow", "Plan.to_parquet", extra="text")
         optional("pyarrow.parquet", "Plan.to_parquet", extra="text").write_table(arrow.table(self.columns()), path)
 
     def describe(
         self, vectors: Annotated[Tensor, "n d"] | None = None, labels: Annotated[Tensor, "n"] | None = None
     ) -> PlanDescription:
-        """How hard, how false and how complete the planned batches are."""
+        """Measure the hardness, the false negatives and the coverage of the planned batches.
+
+        Args:
+            vectors: Embeddings, shape [n, d], for the similarities.
+            labels: Classes, shape [n], for the false negatives.
+
+        Raises:
+            ArgumentError: If there are not n vectors or labels.
+        """
         for name, value in (("vectors", vectors), ("labels", labels)):
             if value is not None and len(value) != self.num_instances:
                 raise argument_error("Plan.describe", f"{name} of {self.num_instances} instances", name, len(value))
@@ -169,7 +218,7 @@ class Plan:
         )
 
     def _mean_pair(self, of_batch: Any) -> float:
-        """The mean over pairs of one batch, averaged over the batches by their number of pairs."""
+        """Return the mean of a statistic over the batches, weighted by their numbers of pairs."""
         sizes = np.diff(self.offsets)
         pairs = sizes * (sizes - 1)
         values = [of_batch(torch.from_numpy(batch)) if len(batch) > 1 else 0.0 for batch in self]
@@ -178,10 +227,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """A plan in numbers; NaN where vectors or labels were not given.
+    """Statistics of a plan; NaN where they need vectors or labels that were not given.
 
-    Similarity and false negatives (same label) are means over the pairs within a batch; ``uniform_*`` is the same mean
-    over all pairs of the data set, which is what uniform batches have on average.
+    Similarity and false negatives (same label) are means over the pairs within a batch. ``uniform_*`` is the same mean
+    over all pairs of the data set, which uniform batches have on average.
+
+    Attributes:
+        num_batches: Number of planned batches.
+        coverage: Share of the instances that are in a batch.
+        left_out: Number of instances in no batch.
+        repeats: Number of visits after the first one, over all instances.
+        most_visits: Highest number of batches that have the same instance.
+        filled: Share of the places that were filled uniformly.
+        similarity: Mean similarity within a batch.
+        uniform_similarity: Mean similarity over all pairs.
+        false_negatives: Share of pairs within a batch that have the same label.
+        uniform_false_negatives: Share of all pairs that have the same label.
+        segments: How the batches were planned.
     """
 
     num_batches: int
@@ -211,18 +273,19 @@ class PlanDescription:
 
 
 def batch_hash(plan: Plan) -> Any:
-    """The hash that batches are added to, begun with what the plan is of."""
+    """Return the hash of a plan without batches, to which batches are added one after the other."""
     return hashlib.blake2b(f"{plan.num_instances} {plan.batch_size} {plan.seed} {plan.epoch}".encode(), digest_size=8)
 
 
 def _mean_similarity(vectors: Tensor, batch: Tensor | None) -> float:
-    """Mean of v_i . v_j over pairs i != j = (|sum v|^2 - sum |v|^2) / (n (n - 1)): no pair is ever formed."""
+    """Mean of v_i . v_j over pairs i != j = (|sum v|^2 - sum |v|^2) / (n (n - 1)), without forming the pairs."""
     rows = (vectors if batch is None else vectors[batch.to(vectors.device)]).detach().double()
     total = rows.sum(0).square().sum() - rows.square().sum()
     return float(total / (len(rows) * (len(rows) - 1)))
 
 
 def _same_label(labels: Tensor, batch: Tensor | None) -> float:
+    """Share of the pairs with the same label, from the counts of the labels."""
     own = labels if batch is None else labels[batch.to(labels.device)]
     counts = torch.unique(own, return_counts=True)[1].double()
     return float((counts * (counts - 1)).sum() / (len(own) * (len(own) - 1)))

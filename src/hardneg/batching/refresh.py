@@ -1,7 +1,9 @@
-"""Fresh vectors for a planner: encode the data set again, or take what training has harvested by id.
+"""Fresh vectors for a planner: encode the data set again, or use the embeddings seen during training.
 
-The authors of ProSampler harvest: embeddings of the last windows, made in train mode with weights that moved on. That
-costs nothing and is a little stale. A pass of the encoder in eval mode is exact and costs a forward pass over the data.
+``Refresh`` is called after each training step, and gives the sampler (sampler.py) new vectors or a new graph;
+``encode`` and ``harvested`` provide the vectors. The authors of ProSampler harvest: they use embeddings of recent
+batches, made in train mode with weights that have changed since. This costs nothing and is a little stale. A pass of
+the encoder in eval mode is exact, and costs a forward pass over the data.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from hardneg.core.views import HasKeys
 
 
 def first_of(batch: Any) -> Any:
-    """The inputs of a batch: itself, or its first part where the loader gives (inputs, labels, ...)."""
+    """Return the inputs of a batch: the batch itself, or its first part if it is (inputs, labels, ...)."""
     return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
@@ -40,17 +42,37 @@ def encode(
     normalize: bool = True,
     progress: bool = True,
 ) -> Annotated[Tensor, "n d"]:
-    """The vectors of all instances, in the loader's order: in eval mode, without gradients, on the CPU, unit norm.
+    """Encode all instances, in eval mode and without gradients.
 
-    The loader goes over the data set in order (no shuffling, nothing dropped). ``inputs`` picks what the model takes
-    from a batch. Every module is left in the mode it was in.
+    Every module is returned to the mode it was in.
+
+    Args:
+        model: Encoder; maps a batch of b inputs to vectors [b, d].
+        loader: Goes over the data set in order, without shuffling or dropping instances.
+        inputs: Selects the inputs of the model from a batch.
+        device: Device of the inputs; None: that of the model.
+        normalize: Scale the vectors to unit norm.
+        progress: Show a progress bar.
+
+    Returns:
+        Vectors on the CPU in float32, in the order of the loader, shape [n, d].
+
+    Raises:
+        ArgumentError: If the loader has no batch.
+
+    Example:
+        >>> vectors = encode(nn.Linear(3, 2), [torch.randn(4, 3), torch.randn(1, 3)], progress=False)
+        >>> vectors.shape
+        torch.Size([5, 2])
     """
     device = device if device is not None else device_of(model)
     rows = []
     with eval_mode(model):
         for batch in _shown(loader, progress):
             taken = inputs(batch)
-            vectors = model(taken.to(device) if hasattr(taken, "to") else taken)  # graphs and encodings have it too
+            vectors = model(
+                taken.to(device) if hasattr(taken, "to") else taken
+            )  # batches of graphs and tokens have it, too
             rows.append((unit(vectors).float() if normalize else vectors.float()).cpu())
     if not rows:
         raise argument_error("encode", "a loader with at least one batch", "loader", loader)
@@ -58,7 +80,18 @@ def encode(
 
 
 def harvested(bank: HasKeys, num_instances: int) -> Annotated[Tensor, "n d"]:
-    """The vectors of a bank by id, [num_instances, d]; an instance not visited yet is 0, similar to no other."""
+    """Return the vectors of a bank, ordered by id.
+
+    Args:
+        bank: Bank of embeddings with ids, filled during training.
+        num_instances: Number of instances of the data set, n.
+
+    Returns:
+        Vectors on the CPU, shape [n, d]; 0, and so similar to no other, for an instance that was not visited yet.
+
+    Raises:
+        ArgumentError: If the bank is empty, has no ids, or has an id of n or more.
+    """
     keys: Keys = bank.keys()
     if keys.ids is None or len(keys) == 0:
         raise argument_error("harvested", "a bank with at least one instance, by id", "number of keys", len(keys))
@@ -71,12 +104,27 @@ def harvested(bank: HasKeys, num_instances: int) -> Annotated[Tensor, "n d"]:
 
 
 class Refresh:
-    """Gives a sampler fresh data every so many steps: ``refresh(step)`` after each training step.
+    """Gives a sampler fresh vectors or a fresh graph at regular steps.
 
-    ``vectors`` is called for the vectors, [n, d]: ``lambda: encode(model, loader)`` or ``lambda: harvested(bank, n)``.
-    A planner that needs a graph gets one of ``num_neighbours`` and ``num_candidates``. Its randomness depends on the
-    seed and the step only, so a resumed run builds the same graph from the same vectors. From vectors on a GPU the
-    graph is built while training continues; the next segment waits for it.
+    Call ``refresh(step)`` after each training step.
+
+    Randomness depends only on the seed and the step, so a resumed run builds the same graph from the same vectors. From
+    vectors on a GPU, the graph is built while training continues; the next segment waits for it.
+
+    Args:
+        sampler: Sampler to refresh.
+        every: Number of steps between refreshes.
+        vectors: Is called for the vectors, [n, d]: ``lambda: encode(model, loader)`` or ``lambda: harvested(bank, n)``.
+        num_neighbours: Number of neighbours of the graph, for planners that need one.
+        num_candidates: Number of random candidates for the neighbours; None: all others.
+        seed: Seed of the graphs.
+
+    Example:
+        >>> from hardneg.batching.sampler import ProximityBatchSampler
+        >>> sampler = ProximityBatchSampler(num_instances=20, batch_size=4)
+        >>> refresh = Refresh(sampler, 100, lambda: torch.randn(20, 3), num_neighbours=5, num_candidates=10)
+        >>> refresh(99), refresh(100), sampler.graph.neighbours.shape
+        (False, True, torch.Size([20, 5]))
     """
 
     def __init__(
@@ -97,15 +145,15 @@ class Refresh:
         self._process: PlanningProcess | None = None
 
     def __call__(self, step: int) -> bool:
-        """Refreshes after steps every, 2 x every, ...; says whether it did."""
+        """Refresh after steps every, 2 x every, ...; returns whether it did."""
         if step == 0 or step % self.every:
             return False
         self.now(step)
         return True
 
     def now(self, step: int = 0) -> None:
-        """Refreshes at once, for instance before the first hard epoch."""
-        vectors = Keys(self.vectors()).vectors.clone()  # training continues meanwhile, perhaps in the same buffer
+        """Refresh at once, for example before the first epoch with hard batches."""
+        vectors = Keys(self.vectors()).vectors.clone()  # training continues, and may overwrite the buffer
         if self.sampler.planner.needs != "graph":
             self.sampler.data = vectors
             return
@@ -114,10 +162,10 @@ class Refresh:
         self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
 
     def _aside(self, build: Callable[[], ProximityGraph], device: torch.device) -> Future[ProximityGraph]:
-        """The graph in a thread and a stream of its own, which begins when the vectors are there."""
+        """Build the graph in a thread and a CUDA stream of its own, once the vectors are ready."""
         if self._thread is None or self._stream is None:
-            # One stream for all graphs: freed memory is kept for its stream, so another stream for each graph would
-            # allocate from the device again each time, which stops everything that runs there.
+            # One stream for all graphs: freed memory is kept for its stream, so a new stream for each graph would
+            # allocate from the device each time, which synchronises everything that runs there.
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hardneg-graph")
             self._process = PlanningProcess()
@@ -128,25 +176,25 @@ class Refresh:
             with torch.cuda.stream(stream):
                 stream.wait_event(ready)
                 graph = build()
-                graph.digest  # noqa: B018, kept by the graph: the plan will ask for it
+                graph.digest  # noqa: B018, cached by the graph for the plan
             self._plan_next(graph)
             return graph
 
         return self._thread.submit(work)
 
     def _plan_next(self, graph: ProximityGraph) -> None:
-        """The segment that waits for this graph; without the process, the sampler plans it by itself."""
+        """Plan the segment that waits for this graph; without the subprocess, the sampler plans it itself."""
         if self._process is None:
             return
         try:
             self.sampler.plan_next(graph, self._process)
-        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError):  # the last two: it cannot be pickled
+        except (EOFError, OSError, pickle.PickleError, AttributeError, TypeError):  # the last two: not picklable
             self._process = None
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and afterwards in the mode it was in."""
+    """Put every module into eval mode, and return it to its mode afterwards."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -157,6 +205,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _shown(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
+    """Return the loader, with a progress bar if wanted."""
     if not progress:
         return loader
     from rich.progress import track
@@ -165,6 +214,6 @@ def _shown(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """That of its weights; the CPU for a module that has none."""
+    """Return the device of the weights; the CPU for a module without weights."""
     parameter = next(model.parameters(), None)
     return parameter.device if parameter is not None else torch.device("cpu")

@@ -1,8 +1,9 @@
-"""Batch samplers that follow a plan: they drop into any PyTorch loader, cover the data as promised, and resume exactly.
+"""Batch samplers that follow a plan: they work with any PyTorch loader, cover the data and resume exactly.
 
-The plan of an epoch is made in segments; a new graph takes effect with the next segment. The order is a pure function
-of (graphs, seed, epoch). Position belongs to the iterator, never to the sampler, which runs ahead of training when a
-loader prefetches. A graph cannot be rebuilt from later weights: save the plan, and give it back to resume.
+``PlannedBatchSampler`` accepts any planner, ``ProximityBatchSampler`` is ProSampler, and ``PlanIterator`` is one pass
+over an epoch. The plan of an epoch is made in segments; a new graph takes effect with the next segment. The order is a
+pure function of (graphs, seed, epoch). The position belongs to the iterator, not to the sampler, which runs ahead of
+training when a loader prefetches. A graph cannot be rebuilt from later weights: to resume, save the plan and assign it.
 """
 
 from __future__ import annotations
@@ -28,26 +29,45 @@ from hardneg.core.errors import ArgumentError, argument_error, check_count, warn
 from hardneg.core.schedules import Number
 
 Source = tuple[Planner, Any, Any]
-"""A planner, its data, and what it prepared from them."""
+"""A planner, its data, and the result of its ``prepare``."""
 
 
 class PlannedBatchSampler(BatchSampler):
-    """Any planner behind torch's BatchSampler.
+    """Batch sampler for any planner; a ``torch.utils.data.BatchSampler``.
 
-    ``data`` (vectors or a graph; None means uniform batches) is assigned to refresh it. With ``num_replicas`` ranks a
-    batch is planned for num_replicas x batch_size instances and each rank gets its slice, so that after a gather the
-    whole global batch is hard; ``batch_size`` is per rank. Ranks default to those of torch.distributed, and to one
-    under Accelerate and the HF Trainer, which split batches themselves: give those the global batch size and
-    ``split_batches=True``.
+    With several ranks a batch is planned for num_replicas x batch_size instances, and each rank gets its slice: after a
+    gather the whole global batch is hard. Ranks default to those of torch.distributed. Under Accelerate and the HF
+    Trainer, which split batches themselves, there is one: pass the global batch size and ``split_batches=True`` there.
+    Without ``set_epoch``, each full pass is followed by the next epoch.
 
-    ``coverage``: "once" (each instance once an epoch) or "free" (batches ignore each other, after a first epoch and
-    a warm-up that cover everything); as many batches as a plain epoch either way. ``warmup_epochs`` are uniform.
-    Schedules of the planner run over ``total_epochs``. ``plan_file`` is rewritten whenever a segment is planned, so
-    that a killed run finds its plan there. Without ``set_epoch``, each full pass is followed by the next epoch.
+    Args:
+        planner: Chooses the batches.
+        num_instances: Number of instances of the data set, n.
+        batch_size: Size of a batch on each rank.
+        data: Vectors [n, d] or a graph to plan from; None: batches are uniform. Assign ``data`` to refresh it.
+        seed: Seed of the order.
+        drop_last: Leave out the last, smaller batch.
+        coverage: "once" (each instance once per epoch) or "free" (batches may overlap, after a first epoch and a
+            warm-up that cover everything). The number of batches is that of a plain epoch in either case.
+        segment: Number of batches that are planned at once.
+        warmup_epochs: Number of uniform epochs at the start.
+        total_epochs: Number of epochs, over which schedules of the planner run.
+        guard: Instances that may not share a batch.
+        num_replicas: Number of ranks.
+        rank: This rank.
+        plan_file: File rewritten whenever a segment is planned, from which a killed run resumes.
+        ahead: Plan at most this number of batches at a time, so that a busy GPU does not wait for a whole segment.
+            Plans are then incomplete when saved, so use it only for runs that are saved at the ends of epochs.
 
-    ``ahead`` plans only so many batches of a segment at a time, between the steps of a GPU that has work queued, where
-    a whole segment would keep it waiting. What is not planned yet cannot be saved with the plan: it is for runs that
-    are saved at the ends of epochs.
+    Raises:
+        ArgumentError: If a number is out of range, ``data`` has another number of instances, or ``ahead`` is combined
+            with ``plan_file``.
+
+    Example:
+        >>> from hardneg.batching.planners import UniformPlanner
+        >>> sampler = PlannedBatchSampler(UniformPlanner(), num_instances=10, batch_size=4)
+        >>> [len(batch) for batch in sampler]
+        [4, 4, 2]
     """
 
     sampler: Any
@@ -72,7 +92,7 @@ class PlannedBatchSampler(BatchSampler):
         plan_file: str | Path | None = None,
         ahead: int | None = None,
     ) -> None:
-        if isinstance(num_instances, Sampler):  # Lightning makes the sampler again, with its own as the first argument
+        if isinstance(num_instances, Sampler):  # Lightning re-creates samplers with its own sampler as first argument
             fix = "in Lightning, use Trainer(use_distributed_sampler=False): this sampler knows its ranks"
             what, got = "the number of instances", f"num_instances={type(num_instances).__name__}"
             raise ArgumentError(type(self).__name__, what, got, fix)
@@ -85,7 +105,7 @@ class PlannedBatchSampler(BatchSampler):
         if ahead is not None:
             ahead = check_count(type(self).__name__, "ahead", ahead)
             if plan_file is not None:
-                raise argument_error(type(self).__name__, "no plan_file with ahead", "ahead", ahead)
+                raise argument_error(type(self).__name__, "plan_file and ahead not to be combined", "ahead", ahead)
         size = batch_size * self.num_replicas
         self._rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
         self._covering_rules = replace(self._rules, coverage="once")
@@ -102,7 +122,10 @@ class PlannedBatchSampler(BatchSampler):
         self.data = data
 
     def spread(self, num_replicas: int, rank: int) -> None:
-        """Plans for these ranks: for a sampler that was made before the ranks started, as in a script of Lightning."""
+        """Plan for these ranks from now on.
+
+        For a sampler that was made before the ranks started, as in a script of Lightning.
+        """
         if (num_replicas, rank) == (self.num_replicas, self.rank):
             return
         self.num_replicas, self.rank = _ranks(type(self).__name__, num_replicas, rank)
@@ -110,13 +133,13 @@ class PlannedBatchSampler(BatchSampler):
         self._rules = replace(self._rules, batch_size=size, num_replicas=num_replicas)
         self._covering_rules = replace(self._rules, coverage="once")
         self._plan, self._resumed = self._rules.empty_plan(self.epoch), None
-        self._prepared = (None, None, None)  # of batches of another size
+        self._prepared = (None, None, None)  # was for another batch size
 
     @property
     def data(self) -> Any:
-        """What the planner plans from; assign it to refresh: it takes effect with the next segment.
+        """Vectors or graph to plan from; assign to refresh, with effect from the next segment.
 
-        A Future of it may be assigned as well; the next segment waits for it.
+        A Future may be assigned as well; the next segment waits for it.
         """
         if isinstance(self._data, Future):
             self._data = self._checked(self._data.result())
@@ -127,6 +150,7 @@ class PlannedBatchSampler(BatchSampler):
         self._data = data if isinstance(data, Future) else self._checked(data)
 
     def _checked(self, data: Any) -> Any:
+        """Return the data; raise if it has another number of instances."""
         if data is not None and len(data) != self.num_instances:
             what = f"a graph or vectors of its {self.num_instances} instances"
             raise argument_error(type(self).__name__, what, "len(data)", len(data))
@@ -134,7 +158,7 @@ class PlannedBatchSampler(BatchSampler):
 
     @property
     def plan(self) -> Plan:
-        """The current epoch's batches as far as they are planned; assign a loaded plan to resume its epoch."""
+        """Batches of the current epoch, as far as they are planned; assign a loaded plan to resume its epoch."""
         return self._plan
 
     @plan.setter
@@ -148,9 +172,16 @@ class PlannedBatchSampler(BatchSampler):
         self.epoch, self._passed = plan.epoch, False
 
     def resume(self, plan: Plan | str | Path, position: int) -> None:
-        """The next pass over the plan's epoch begins at batch ``position``: the number of batches trained on so far.
+        """Start the next pass within an epoch, for loaders that do not save their state.
 
-        For loaders without a state of their own. (The HF Trainer skips by itself: assign ``plan`` only.)
+        The HF Trainer skips batches by itself: assign ``plan`` there instead.
+
+        Args:
+            plan: Plan of the epoch, or its file.
+            position: Number of batches that were already trained on.
+
+        Raises:
+            ArgumentError: If the plan is of another data set or seed, or the position is beyond the epoch.
         """
         self.plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         if not 0 <= position <= len(self):
@@ -159,13 +190,13 @@ class PlannedBatchSampler(BatchSampler):
         self._position = position
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next pass; costs nothing, and may be called any number of times."""
+        """Set the epoch of the next pass; may be called repeatedly at no cost."""
         if epoch != self.epoch:
             self._position = 0
         self.epoch, self._passed = epoch, False
 
     def __len__(self) -> int:
-        """The number of batches of every epoch, on every rank."""
+        """Return the number of batches of every epoch, on every rank."""
         return len(self._rules.sizes)
 
     def __iter__(self) -> PlanIterator:
@@ -174,19 +205,19 @@ class PlannedBatchSampler(BatchSampler):
         return PlanIterator(self, self.epoch, self._position)
 
     def _rules_of(self, epoch: int) -> Epoch:
-        """Batches ignore each other only once every instance was in one, and so has a vector to be planned from."""
+        """Return the rules of an epoch; batches overlap only once every instance has been seen and has a vector."""
         return self._covering_rules if epoch < max(1, self.warmup_epochs) else self._rules
 
     def _begun(self, epoch: int) -> Plan:
-        """The plan of an epoch before its first pass: empty, or as far as the resumed plan goes."""
+        """Return the plan of an epoch before its first pass: empty, or the resumed plan."""
         if self._resumed is not None and self._resumed.epoch == epoch:
             return self._resumed
         return self._rules.empty_plan(epoch)
 
     def _source(self, epoch: int) -> Source:
-        """What the next segment is planned from: the data as it is now.
+        """Return what the next segment is planned from, with the current data.
 
-        Clusters, communities and walkers are worked out once for each data.
+        Clusters, communities and walkers are prepared once for each data.
         """
         planner, data = self._planner_for(epoch)
         known_planner, known_data, prepared = self._prepared
@@ -196,18 +227,24 @@ class PlannedBatchSampler(BatchSampler):
         return planner, data, prepared
 
     def _continued(self, plan: Plan, filler: BatchFiller, source: Source) -> Plan:
-        """The plan with one more segment, or with a piece of it."""
+        """Return the plan with one more segment, or with a part of one."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
         return self._kept(self._rules_of(plan.epoch).extended(plan, filler, *source, count))
 
     def _kept(self, plan: Plan) -> Plan:
+        """Store a plan as the current one, and write it to the plan file."""
         if self.plan_file is not None and self.rank == 0:
             plan.save(self.plan_file)
         self._plan = plan
         return plan
 
     def plan_next(self, graph: ProximityGraph, process: PlanningProcess) -> None:
-        """Plans the next segment from a graph that is about to become the data; for the thread that made it."""
+        """Plan the next segment from a graph that is about to become the data, in the thread that built it.
+
+        Args:
+            graph: The new graph.
+            process: Subprocess that plans.
+        """
         before = self._plan if len(self._plan) < len(self) else self._rules.empty_plan(self._plan.epoch + 1)
         planner, _ = self._planner_for(before.epoch, graph)
         if planner.needs == "graph" and len(before) % self.segment == 0:
@@ -215,7 +252,7 @@ class PlannedBatchSampler(BatchSampler):
             self._planned = before, graph, process.segment(self._rules_of(before.epoch), before, planner, graph, count)
 
     def _from_process(self, plan: Plan) -> Plan | None:
-        """The plan with its next segment, if the planning process made it from this plan and the data as it is now."""
+        """Return the plan with its next segment if the subprocess planned it from this plan and the current data."""
         data = self.data if plan.epoch >= self.warmup_epochs else None
         (before, graph, planned), self._planned = self._planned or (None, None, None), None
         if planned is None or before is None or graph is not data or before.epoch != plan.epoch:
@@ -225,6 +262,7 @@ class PlannedBatchSampler(BatchSampler):
         return self._kept(planned)
 
     def _planner_for(self, epoch: int, data: Any = None) -> tuple[Planner, Any]:
+        """Return the planner of an epoch and its data; uniform during warm-up and while there is no data."""
         if epoch < self.warmup_epochs:
             return UniformPlanner(), self.num_instances
         data = self.data if data is None else data
@@ -239,25 +277,36 @@ class PlannedBatchSampler(BatchSampler):
         return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
 
     def _slice(self, batch: Any) -> list[int]:
+        """Return the part of a global batch that belongs to this rank."""
         local = len(batch) // self.num_replicas
         own: list[int] = batch[self.rank * local : (self.rank + 1) * local].tolist()
         return own
 
 
 class ProximityBatchSampler(PlannedBatchSampler):
-    """ProSampler: batches are random walks with restart over a proximity graph, which is assigned to refresh it.
+    """ProSampler: batches are random walks with restart over a proximity graph.
 
-    ``restart`` is a number or a schedule over the epochs: the paper's ``linear(0.2, 0.05)`` (with ``total_epochs``), or
-    that of the authors' code, ``planners.falling(0.2)``. ``kind`` and ``steps`` are those of ``walk``, the other
-    options those of the base. Batches are uniform until ``graph`` is assigned.
+    Batches are uniform until ``graph`` is assigned; assign a new one to refresh it.
 
-    >>> import torch, hardneg as hn
-    >>> from hardneg.batching.graph import build_graph
-    >>> vectors = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
-    >>> sampler = ProximityBatchSampler(num_instances=100, batch_size=16, restart=0.2, seed=0)
-    >>> sampler.graph = build_graph(vectors, num_neighbours=10, num_candidates=50)
-    >>> len(sampler), sorted(i for batch in sampler for i in batch) == list(range(100))
-    (7, True)
+    Args:
+        num_instances: Number of instances of the data set, n.
+        batch_size: Size of a batch on each rank.
+        restart: Restart probability, or a schedule over the epochs: the paper's ``linear(0.2, 0.05)`` (with
+            ``total_epochs``), or that of the authors' code, ``planners.falling(0.2)``.
+        seed: Seed of the order.
+        graph: Graph to walk on.
+        kind: Search on the graph, as for ``walk``.
+        steps: Choice of the next neighbour, as for ``walk``.
+        options: Further arguments of ``PlannedBatchSampler``.
+
+    Example:
+        >>> import torch, hardneg as hn
+        >>> from hardneg.batching.graph import build_graph
+        >>> vectors = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
+        >>> sampler = ProximityBatchSampler(num_instances=100, batch_size=16, restart=0.2, seed=0)
+        >>> sampler.graph = build_graph(vectors, num_neighbours=10, num_candidates=50)
+        >>> len(sampler), sorted(i for batch in sampler for i in batch) == list(range(100))
+        (7, True)
     """
 
     def __init__(
@@ -277,18 +326,19 @@ class ProximityBatchSampler(PlannedBatchSampler):
 
     @property
     def graph(self) -> ProximityGraph | None:
+        """Graph to walk on; None: batches are uniform."""
         graph: ProximityGraph | None = self.data
         return graph
 
     @graph.setter
     def graph(self, graph: ProximityGraph | None) -> None:
         if graph is not None and not isinstance(graph, ProximityGraph):
-            raise argument_error("ProximityBatchSampler", "a graph of build_graph", "graph", type(graph).__name__)
+            raise argument_error("ProximityBatchSampler", "a graph from build_graph", "graph", type(graph).__name__)
         self.data = graph
 
 
 class PlanIterator(Iterator[list[int]]):
-    """One pass over an epoch. Its state is small, and torchdata's StatefulDataLoader saves and loads it."""
+    """One pass over an epoch; its state is small, and is saved by torchdata's StatefulDataLoader."""
 
     def __init__(self, sampler: PlannedBatchSampler, epoch: int, position: int = 0) -> None:
         self._sampler = sampler
@@ -299,7 +349,7 @@ class PlanIterator(Iterator[list[int]]):
 
     def __next__(self) -> list[int]:
         sampler = self._sampler
-        sampler._position = 0  # not earlier: a loader with workers makes two iterators and uses the second
+        sampler._position = 0  # not earlier: a loader with workers makes two iterators, and uses the second
         if self._position == len(sampler):
             if sampler.epoch == self._plan.epoch:
                 sampler._passed = True
@@ -307,7 +357,7 @@ class PlanIterator(Iterator[list[int]]):
         return sampler._slice(self._advance())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this pass is, and a digest of the batches it has given."""
+        """Return the position of this pass, and a digest of the batches so far."""
         return {
             "epoch": self._plan.epoch,
             "position": self._position,
@@ -316,7 +366,12 @@ class PlanIterator(Iterator[list[int]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to the saved place. Raises unless the batches before it are those of the interrupted pass."""
+        """Continue from a saved position.
+
+        Raises:
+            ArgumentError: If the sampler has another seed, or the batches before the position differ from the saved
+                ones.
+        """
         sampler = self._sampler
         if state["seed"] != sampler.seed:
             what = f"the seed {state['seed']} of the saved state"
@@ -329,6 +384,7 @@ class PlanIterator(Iterator[list[int]]):
             raise ArgumentError(type(sampler).__name__, what, "other batches", fix)
 
     def _begin(self, epoch: int, position: int) -> None:
+        """Go to a batch of an epoch, planning those before it if necessary."""
         self._plan, self._position, self._filler, self._source = self._sampler._begun(epoch), 0, None, None
         self._hash = batch_hash(self._plan)
         self._sampler._plan = self._plan
@@ -336,6 +392,7 @@ class PlanIterator(Iterator[list[int]]):
             self._advance()
 
     def _advance(self) -> Any:
+        """Return the next batch; plans the next segment at the end of the current one."""
         if self._position == len(self._plan):
             sampler = self._sampler
             waits = sampler._planned is not None or isinstance(sampler._data, Future)
@@ -358,6 +415,7 @@ class PlanIterator(Iterator[list[int]]):
 
 
 def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return the number of ranks and this rank, by default those of torch.distributed."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if num_replicas is None:
         num_replicas = torch.distributed.get_world_size() if distributed and not _accelerate_is_active() else 1
@@ -371,5 +429,6 @@ def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, i
 
 
 def _accelerate_is_active() -> bool:
+    """True if Accelerate is in use, which splits batches between ranks itself."""
     state = sys.modules.get("accelerate.state")
     return state is not None and bool(state.PartialState._shared_state)

@@ -1,7 +1,12 @@
-"""Who shares a batch, as text: ``uniform()``, ``proximity(num_candidates=500)``, ``knn()`` ... in recipes and arms.
+"""Text form of batch composition: ``uniform()``, ``knn()``, ``proximity(num_candidates=500)`` ...
 
-Each name makes a planner and says how its data is kept fresh: every ``refresh`` steps, after ``warmup`` uniform epochs,
-from embeddings harvested during training or, with ``encode=True``, from a fresh pass of the encoder over the data.
+Each function makes a ``BatchSpec``: a planner, and how often its embeddings are refreshed. ``parse_batches`` is called
+by the recipes and by the arms of a comparison. The functions share these arguments:
+
+- ``refresh``: Number of steps between refreshes of the embeddings.
+- ``warmup``: Number of uniform epochs at the start.
+- ``encode``: Encode the whole data set at each refresh, instead of using the embeddings seen during training.
+- ``coverage``: "once" (each instance once per epoch) or "free" (batches may overlap).
 """
 
 from __future__ import annotations
@@ -28,7 +33,19 @@ from hardneg.negatives.grammar import read_expression
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """A planner, and how its data is kept fresh."""
+    """A planner, and how its embeddings are kept fresh.
+
+    Attributes:
+        planner: Chooses the batches.
+        refresh: Number of steps between refreshes of the embeddings.
+        warmup: Number of uniform epochs at the start.
+        encode: Encode the whole data set at each refresh; otherwise embeddings seen during training are used.
+        coverage: "once" (each instance once per epoch) or "free" (batches may overlap).
+
+    Raises:
+        ArgumentError: If a number is too small, the coverage is unknown, or a planner has an adaptive schedule, which
+            would need feedback from training.
+    """
 
     planner: Planner
     refresh: int = 100
@@ -51,7 +68,7 @@ paper_kinds = {"walk": "restart", "bfs": "breadth_first", "dfs": "depth_first"}
 
 
 def uniform() -> BatchSpec:
-    """Every instance with every other, as usual."""
+    """Random batches, as usual."""
     return BatchSpec(UniformPlanner())
 
 
@@ -66,12 +83,26 @@ def proximity(
     kind: str = "walk",
     steps: str = "uniform",
 ) -> BatchSpec:
-    """ProSampler: walks with restart over a proximity graph; the paper's values, but each image once an epoch.
+    """ProSampler: random walks with restart over a proximity graph, by default with the paper's values.
 
-    ``coverage="free"`` lets batches overlap, as the paper's do, which makes them harder; the first epoch and the
-    warm-up still cover everything. The authors' code also draws candidates with replacement and makes about three
-    times as many batches in an epoch. ``kind`` is "walk" (with restart), "random" (without), "bfs" or "dfs": Table 12.
-    ``steps="similarity"`` walks in proportion to the edges.
+    Unlike the paper's batches, those of ``coverage="once"`` have each instance once per epoch. With ``coverage="free"``
+    they overlap as in the paper, which makes them harder; the first epoch and the warm-up still cover everything. The
+    authors' code also draws candidates with replacement, and makes about three times as many batches per epoch.
+
+    Args:
+        num_candidates: Number of random candidates for the neighbours of each instance.
+        num_neighbours: Number of neighbours in the graph.
+        restart: Restart probability, or a schedule over the epochs.
+        refresh: Number of steps between refreshes.
+        warmup: Number of uniform epochs at the start.
+        encode: Encode the data set at each refresh.
+        coverage: "once" or "free".
+        kind: "walk" (with restart), "random" (without), "bfs" or "dfs": the searches of the paper's Table 12.
+        steps: "uniform", or "similarity" for steps in proportion to the similarity.
+
+    Example:
+        >>> proximity(num_candidates=500).refresh
+        100
     """
     kind = paper_kinds.get(kind, kind)
     if kind not in kinds:
@@ -81,12 +112,12 @@ def proximity(
 
 
 def knn(refresh: int = 100, warmup: int = 1, encode: bool = False, coverage: str = "once") -> BatchSpec:
-    """A random instance and its nearest neighbours: the hardest and the falsest."""
+    """A random instance and its nearest neighbours: the hardest batches, with the most false negatives."""
     return BatchSpec(NearestNeighbours(), refresh, warmup, encode, coverage)
 
 
 def strata(refresh: int = 100, warmup: int = 1, encode: bool = False, coverage: str = "once") -> BatchSpec:
-    """Batches from one k-means cluster."""
+    """Batches from one k-means cluster each."""
     return BatchSpec(Strata(), refresh, warmup, encode, coverage)
 
 
@@ -100,7 +131,18 @@ def communities(
     encode: bool = False,
     coverage: str = "once",
 ) -> BatchSpec:
-    """B3: batches joined from small communities of the graph of the neighbours of ranks skip to num_neighbours."""
+    """B3: batches joined from small communities of the neighbour graph.
+
+    Args:
+        size: Number of instances of a community.
+        skip: Number of closest neighbours to leave out as likely false negatives.
+        num_neighbours: Number of neighbours to find, the skipped ones included.
+        num_candidates: Number of random candidates for the neighbours; None: all instances.
+        refresh: Number of steps between refreshes.
+        warmup: Number of uniform epochs at the start.
+        encode: Encode the data set at each refresh.
+        coverage: "once" or "free".
+    """
     return BatchSpec(Communities(size, num_neighbours, skip, num_candidates), refresh, warmup, encode, coverage)
 
 
@@ -112,12 +154,21 @@ def cuthill_mckee(
     encode: bool = False,
     coverage: str = "once",
 ) -> BatchSpec:
-    """GCBS: pieces of an order in which neighbours stand near each other."""
+    """GCBS: pieces of an order of the data in which neighbours are close to each other.
+
+    Args:
+        num_neighbours: Number of neighbours in the graph.
+        num_candidates: Number of random candidates for the neighbours; None: all instances.
+        refresh: Number of steps between refreshes.
+        warmup: Number of uniform epochs at the start.
+        encode: Encode the data set at each refresh.
+        coverage: "once" or "free".
+    """
     return BatchSpec(CuthillMcKee(num_neighbours, num_candidates), refresh, warmup, encode, coverage)
 
 
 def consecutive() -> BatchSpec:
-    """Pieces of the data in its order, such as the sentences of a text."""
+    """Pieces of the data in its own order, such as the sentences of a text."""
     return BatchSpec(Consecutive(), warmup=0)
 
 
@@ -125,10 +176,18 @@ _names = {f.__name__: f for f in (uniform, proximity, knn, strata, communities, 
 
 
 def parse_batches(text: str) -> BatchSpec:
-    """The batches that this text describes.
+    """Parse a text such as ``"proximity(num_candidates=500)"``.
 
-    >>> parse_batches("proximity(num_candidates=500, restart=0.1)").planner.num_candidates
-    500
+    Args:
+        text: Call of one of the functions of this module; arguments may be schedules.
+
+    Raises:
+        GrammarError: If the text is not such a call.
+        ArgumentError: If an argument has an impossible value.
+
+    Example:
+        >>> parse_batches("proximity(num_candidates=500, restart=0.1)").planner.num_candidates
+        500
     """
     spec = read_expression(text, {**_names, "falling": falling, **registered_schedules()})
     if not isinstance(spec, BatchSpec):

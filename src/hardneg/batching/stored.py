@@ -1,4 +1,7 @@
-"""Graphs and plans on disk: .npz files without pickle, whole or not at all, with a checksum."""
+"""Graphs and plans on disk: .npz files without pickle, written atomically and with a checksum.
+
+Used by ``ProximityGraph.save`` and ``load`` (graph.py), and by those of ``Plan`` (plan.py).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,22 @@ Stored = TypeVar("Stored")
 
 
 def save_arrays(path: str | Path, **arrays: Any) -> None:
-    write_atomically(Path(path), sealing(lambda file: np.savez(file, **arrays)), "make room, then save again")
+    """Write the arrays to an .npz file atomically, with a checksum."""
+    write_atomically(Path(path), sealing(lambda file: np.savez(file, **arrays)), "free disk space, then save again")
 
 
 def load_arrays(who: str, path: str | Path, make: Callable[[dict[str, Any]], Stored], fix: str) -> Stored:
-    """What ``make`` makes of the arrays; raises ``Damaged`` if the file is not what was saved."""
+    """Load arrays that ``save_arrays`` wrote, and make a value of them.
+
+    Args:
+        who: Name of the caller, for errors.
+        path: The file.
+        make: Makes the value from the arrays by name.
+        fix: Advice for errors.
+
+    Raises:
+        Damaged: If the file has changed since it was saved, or cannot be read.
+    """
     check_seal(Path(path), who, fix)
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,9 +1,12 @@
 """Walks over a proximity graph: the first ``size`` distinct nodes in visiting order (ProSampler, Algorithm 3).
 
-A random walk with restart is a sequence of independent excursions from its start. An excursion of no move at all shows
-nothing new, so each one here moves at least once and then continues with probability 1 - restart: the order of first
-visits has exactly the distribution of Algorithm 3, no step is lost waiting at the start, and restart = 1, where the
-algorithm as printed never ends, becomes its limit (the start and its neighbours, as the paper describes it).
+``walk`` and ``walks`` are the public functions. ``Walker`` gives the planner (planners/proximity.py) the nodes of a
+walk in parts, until a batch is full. ``paths`` at the end moves many excursions at once.
+
+A random walk with restart is a sequence of independent excursions from its start. An excursion without a move would
+visit nothing new, so each one here moves at least once and then continues with probability 1 - restart. The order of
+first visits has exactly the distribution of Algorithm 3, no move is wasted at the start, and restart = 1, where the
+algorithm as printed never ends, becomes its limit: the start and its neighbours, as the paper describes it.
 
 Excursions are independent, so numpy moves all of them at once, those of several walks together.
 """
@@ -26,7 +29,9 @@ from hardneg.core.errors import argument_error, check_count, check_range
 from hardneg.search.draws import drawn_seed
 
 kinds = ("restart", "random", "breadth_first", "depth_first")
+"""Searches on the graph."""
 steps_by = ("uniform", "similarity")
+"""Ways to choose the next neighbour."""
 
 
 def walk(
@@ -39,25 +44,45 @@ def walk(
     kind: str = "restart",
     steps: str = "uniform",
 ) -> Annotated[Tensor, "size"]:
-    """The first ``size`` distinct nodes of a walk from ``start``, in visiting order.
+    """Return the first ``size`` distinct nodes of a walk, in visiting order.
 
-    ``kind``: ``"restart"`` (Algorithm 3), ``"random"`` (never returns), ``"breadth_first"`` (closest neighbours first),
-    ``"depth_first"`` (a random branch as far as it goes). ``steps``: uniform over the neighbours (the algorithm), or
-    proportional to their similarity (the text; a negative similarity counts as 0). A walk that finds nothing new for a
-    long time (10,000 + 50 x size moves), or has nowhere to go, is filled: a uniform one of the nodes it has not seen
-    joins, and the walk continues from there. ``walks`` says how many nodes were filled.
+    A walk that finds nothing new for a long time (10,000 + 50 x size moves), or has nowhere to go, continues from a
+    uniform node that it has not visited. ``walks`` counts these nodes as filled.
 
-    >>> ring = ProximityGraph.from_lists([[(i - 1) % 12, (i + 1) % 12] for i in range(12)])
-    >>> nodes = walk(ring, start=3, size=5, restart=0.2, generator=torch.Generator().manual_seed(0))
-    >>> len(set(nodes.tolist())), int(nodes[0])
-    (5, 3)
+    Args:
+        graph: Graph to walk on.
+        start: First node.
+        size: Number of nodes.
+        restart: Probability of returning to the start at each move.
+        generator: Source of randomness; None: the global one.
+        kind: "restart" (Algorithm 3), "random" (never returns), "breadth_first" (closest neighbours first) or
+            "depth_first" (a random branch as far as possible).
+        steps: "uniform" over the neighbours (the algorithm), or "similarity" for steps in proportion to it (the paper's
+            text; a negative similarity counts as 0).
+
+    Returns:
+        Nodes, shape [size].
+
+    Raises:
+        ArgumentError: If ``size`` exceeds the number of nodes, or an argument is out of range.
+
+    Example:
+        >>> ring = ProximityGraph.from_lists([[(i - 1) % 12, (i + 1) % 12] for i in range(12)])
+        >>> nodes = walk(ring, start=3, size=5, restart=0.2, generator=torch.Generator().manual_seed(0))
+        >>> len(set(nodes.tolist())), int(nodes[0])
+        (5, 3)
     """
     return walks(graph, [start], size, restart, generator, kind=kind, steps=steps).nodes[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Walks:
-    """Several walks, and how many nodes of each were not reached but filled in."""
+    """Several walks.
+
+    Attributes:
+        nodes: Nodes of each walk in visiting order, shape [w, size].
+        filled: Number of nodes of each walk that were not reached but filled in, shape [w].
+    """
 
     nodes: Annotated[Tensor, "w size"]
     filled: Annotated[Tensor, "w"]
@@ -73,7 +98,20 @@ def walks(
     kind: str = "restart",
     steps: str = "uniform",
 ) -> Walks:
-    """Independent walks, one from each start."""
+    """Return independent walks, one from each start; the other arguments are those of ``walk``.
+
+    Args:
+        graph: Graph to walk on.
+        starts: First node of each walk.
+        size: Number of nodes of each walk.
+        restart: Probability of returning to the start at each move.
+        generator: Source of randomness; None: the global one.
+        kind: Search on the graph.
+        steps: Choice of the next neighbour.
+
+    Raises:
+        ArgumentError: If a start is not a node, or ``size`` exceeds the number of nodes.
+    """
     graph = as_graph(graph)
     starts = [check_count("walk", "start", start, least=0) for start in starts]
     size = check_count("walk", "size", size)
@@ -87,24 +125,57 @@ def walks(
 
 
 def check_walk(who: str, kind: str, steps: str) -> None:
+    """Raise unless the kind and the steps of a walk exist.
+
+    Args:
+        who: Name of the caller, for errors.
+        kind: Search on the graph, one of ``kinds``.
+        steps: Choice of the next neighbour, one of ``steps_by``.
+    """
     if kind not in kinds:
         raise argument_error(who, f"a kind among {kinds}", "kind", kind)
     if steps not in steps_by:
         raise argument_error(who, f"steps among {steps_by}", "steps", steps)
 
 
+class Tables(NamedTuple):
+    """A graph in the form in which walks read it.
+
+    Attributes:
+        neighbours: Neighbours of all nodes, flat: [n * width].
+        degrees: Number of neighbours of each node, [n]; empty where every row is full.
+        cumulative: Running sums of the weights of each row, flat: [n * width]; empty for uniform steps.
+        width: Number of columns of the graph.
+    """
+
+    neighbours: Nodes
+    degrees: Nodes
+    cumulative: NDArray[np.float64]
+    width: int
+
+
 class Excursions(NamedTuple):
-    """The nodes of some excursions from one start, and where the walk is after them."""
+    """Excursions of one walk.
+
+    Attributes:
+        path: Visited nodes, one excursion after the other.
+        place: Node that the walk is at afterwards.
+    """
 
     path: Nodes
     place: int
 
 
 class Walker:
-    """One walk at a time over a graph; called for more nodes until the batch is full.
+    """One walk at a time over a graph, continued until a batch is full.
 
-    ``patience`` is how many moves without a new node end the search; its default of 10,000 + 50 per node leaves
-    Algorithm 3's distribution untouched wherever a node has a chance of more than about one in a thousand per move.
+    Args:
+        graph: Graph to walk on.
+        kind: Search on the graph, as for ``walk``.
+        steps: Choice of the next neighbour, as for ``walk``.
+        patience: Number of moves without a new node that end the search. The default of 10,000 + 50 per node leaves
+            Algorithm 3's distribution unchanged wherever a node has a chance of more than about one in a thousand per
+            move.
     """
 
     def __init__(
@@ -127,7 +198,7 @@ class Walker:
             _cumulative(graph) if steps == "similarity" else np.empty(0, dtype=np.float64),
             graph.num_neighbours,
         )
-        self._seen = np.zeros(len(graph), dtype=np.int32)  # the number of the walk that saw the node last
+        self._seen = np.zeros(len(graph), dtype=np.int32)  # number of the last walk that visited the node
         self._number, self._start, self._place = 0, 0, 0
         self._frontier: deque[int] = deque()
         self._scratch = np.empty(len(graph), dtype=np.int64)
@@ -135,14 +206,24 @@ class Walker:
     def independent(
         self, starts: Any, size: int, restart: float, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Whole walks that ignore each other: their nodes [w, size], and how many of each were filled in [w]."""
+        """Return complete walks that ignore each other.
+
+        Args:
+            starts: First node of each walk, [w].
+            size: Number of nodes of each walk.
+            restart: Restart probability.
+            rng: Source of randomness.
+
+        Returns:
+            Nodes [w, size], and the number of nodes of each walk that were filled in [w].
+        """
         count, moves = len(starts), max(size + size // 4, 64)
         nodes, filled = np.empty((count, size), dtype=np.int64), np.zeros(count, dtype=np.int64)
         nodes[:, 0] = starts
         none_taken = np.zeros(len(self._seen), dtype=np.uint8)
         for row, begun in enumerate(self.excursions(nodes[:, 0], moves if size > 1 else 0, restart, rng)):
             self.begin(int(nodes[row, 0]), restart)
-            first = self.found_on(begun, size - 1, none_taken)
+            first = self.first_nodes(begun, size - 1, none_taken)
             nodes[row, 1 : 1 + len(first)] = first
             found = 1 + len(first)
             while found < size:
@@ -157,7 +238,7 @@ class Walker:
         return nodes, filled
 
     def excursions(self, starts: Nodes, moves: int, restart: float, rng: np.random.Generator) -> Iterator[Excursions]:
-        """For each start about as many excursions as ``moves`` allow; those of all starts are made at once."""
+        """Yield for each start about as many excursions as ``moves`` allow; those of all starts are made at once."""
         if self.kind not in ("restart", "random") or moves < 1 or not self.num_neighbours:
             return iter([Excursions(starts[:0], int(start)) for start in starts])
         lengths, cut = self._lengths(len(starts), moves, self._restart_of(restart), rng)
@@ -167,28 +248,35 @@ class Walker:
         places = [own[-1] if unfinished else start for own, unfinished, start in zip(whole, cut, starts, strict=True)]
         return (Excursions(own, int(place)) for own, place in zip(whole, places, strict=True))
 
-    def found_on(self, begun: Excursions, want: int, taken: NDArray[np.uint8]) -> Nodes:
-        """The nodes on the first excursions of this walk that are new and not taken, at most ``want``."""
+    def first_nodes(self, begun: Excursions, want: int, taken: NDArray[np.uint8]) -> Nodes:
+        """Return at most ``want`` nodes of the first excursions of this walk that are new and not taken."""
         self._place = begun.place
         return self._new(begun.path, want, taken)[0] if want else begun.path[:0]
 
     def begin(self, start: int, restart: float) -> None:
-        """A new walk, which has seen its start only."""
+        """Start a new walk, which has visited only its start."""
         self.restart = self._restart_of(restart)
         self._number += 1
         self._frontier.clear()
         self.jump(start)
 
     def jump(self, node: int) -> None:
-        """The same walk continues from a new start."""
+        """Continue the same walk from a new start."""
         self._seen[node] = self._number
         self._start = self._place = node
         self._frontier.append(node)
 
     def more(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None = None) -> Nodes:
-        """Up to ``want`` further nodes, in visiting order, that this walk has not seen and that are not taken.
+        """Return up to ``want`` further nodes in visiting order.
 
-        Fewer mean that ``patience`` moves showed nothing new.
+        Args:
+            want: Number of nodes.
+            taken: 1 for nodes to pass through without collecting them, shape [n].
+            rng: Source of randomness.
+            patience: Number of moves without a new node that end the search, unless the walker has its own.
+
+        Returns:
+            Nodes that this walk had not visited and that are not taken; fewer than ``want`` if the search ended.
         """
         patience = self.patience if self.patience is not None else patience
         if self.kind in ("breadth_first", "depth_first"):
@@ -198,7 +286,7 @@ class Walker:
         found = [np.empty(0, dtype=np.int64)]
         missing, made, idle = want, 0, 0  # nodes, moves, and moves since the last node
         while missing and idle < patience and self._degrees[self._start]:
-            # As many moves as the rest should take at the rate so far, and never few: numpy's time is in its calls.
+            # The moves that the rest should need at the rate so far, and never few: numpy's time is in its calls.
             wanted = 1.25 * missing * (made / max(want - missing, 1) if made else 1.0)
             path = self._advance(int(min(max(wanted, 1024), max(4 * patience, 64), 8192)), rng)
             new, last = self._new(path, missing, taken)
@@ -208,7 +296,7 @@ class Walker:
         return np.concatenate(found)
 
     def _new(self, path: Nodes, want: int, taken: NDArray[np.uint8]) -> tuple[Nodes, int]:
-        """The first ``want`` nodes of a path that are new and free, and the last one's place; marks what it sees."""
+        """Return the first ``want`` new and free nodes of a path and the place of the last one; marks visited nodes."""
         place = np.flatnonzero(self._seen[path] != self._number)
         nodes = path[place]
         self._scratch[nodes[::-1]] = place[::-1]  # the first visit is written last
@@ -219,7 +307,7 @@ class Walker:
         return nodes[free], int(place[free[-1]]) if len(free) else -1
 
     def _advance(self, moves: int, rng: np.random.Generator) -> Nodes:
-        """The nodes of some excursions, about as many as ``moves`` allow."""
+        """Return the nodes of excursions, about as many as ``moves`` allow."""
         (lengths,), (cut,) = self._lengths(1, moves, self.restart, rng)
         homes = np.full(len(lengths), self._start)
         begins = homes.copy()
@@ -229,9 +317,9 @@ class Walker:
         return path
 
     def _lengths(self, count: int, moves: int, restart: float, rng: np.random.Generator) -> tuple[Nodes, Any]:
-        """Lengths of the excursions of some walks [count, k], and which walks end in the middle of one.
+        """Draw excursion lengths [count, k] of several walks, and whether each walk ends inside an excursion [count].
 
-        An excursion longer than ``moves`` is cut and continues next time, which changes nothing: its length has no
+        An excursion longer than ``moves`` is cut and continued next time, which changes nothing: its length has no
         memory.
         """
         if restart * moves >= 1.0:
@@ -240,11 +328,12 @@ class Walker:
         return np.minimum(lengths, moves), lengths[:, 0] > moves
 
     def _restart_of(self, restart: float) -> float:
+        """Return the restart probability for this kind of walk."""
         check_range("walk", "restart", restart, 0.0, 1.0)
         return 0.0 if self.kind == "random" else float(restart)
 
     def _search(self, want: int, taken: NDArray[np.uint8], rng: np.random.Generator, patience: int | None) -> Nodes:
-        """Breadth first takes the oldest open node and its closest neighbours; depth first the newest, at random."""
+        """Search breadth first (oldest open node, closest neighbours first) or depth first (newest node, at random)."""
         found: list[int] = []
         table = self._tables.neighbours.reshape(len(taken), self.num_neighbours)  # also where no node has a neighbour
         number = self._number
@@ -272,40 +361,24 @@ class Walker:
 
 
 def numpy_generator(generator: torch.Generator | None) -> np.random.Generator:
-    """A numpy generator seeded by one draw from the torch generator."""
+    """Return a numpy generator seeded by one draw from the torch generator."""
     return np.random.default_rng(drawn_seed("walk", generator, 2**62))
 
 
 def torch_generator(rng: np.random.Generator) -> torch.Generator:
+    """Return a torch generator seeded by one draw from the numpy generator."""
     return torch.Generator().manual_seed(int(rng.integers(2**62)))
 
 
-def _cumulative(graph: ProximityGraph) -> NDArray[np.float64]:
-    present = (graph.neighbours >= 0).numpy()
-    weight = np.where(present, graph.similarities.double().numpy().clip(min=0.0), 0.0)
-    weight = np.where(weight.sum(1, keepdims=True) > 0, weight, present)  # no similar neighbour: all alike
-    return np.ascontiguousarray(weight.cumsum(1)).reshape(-1)
+def paths(tables: Tables, begins: Nodes, homes: Nodes, lengths: Nodes, draws: NDArray[np.float64]) -> Nodes:
+    """Return the nodes of excursions with the given lengths, one excursion after the other.
 
-
-Whole = NDArray[np.int64]
-
-
-class Tables(NamedTuple):
-    """A graph as the walks read it: flat neighbours, their number in each row, and the running sums of their weights.
-
-    ``degrees`` is empty where every row is full, ``cumulative`` where all neighbours are alike.
-    """
-
-    neighbours: Whole
-    degrees: Whole
-    cumulative: NDArray[np.float64]
-    width: int
-
-
-def paths(tables: Tables, begins: Whole, homes: Whole, lengths: Whole, draws: NDArray[np.float64]) -> Whole:
-    """The nodes of excursions of these lengths, one draw per move, one excursion behind the other.
-
-    Each begins at its own node; one that has nowhere to go stands at its home from then on.
+    Args:
+        tables: The graph.
+        begins: First node of each excursion, [e]; it is not part of the path.
+        homes: Node at which an excursion stays once it has nowhere to go, [e].
+        lengths: Number of moves of each excursion, [e].
+        draws: Uniform random numbers, one per move, [sum of lengths].
     """
     order = np.argsort(-lengths, kind="stable")  # the longest first: those still on their way are the first ones
     first = (np.cumsum(lengths) - lengths)[order]
@@ -318,8 +391,16 @@ def paths(tables: Tables, begins: Whole, homes: Whole, lengths: Whole, draws: ND
     return path
 
 
-def _moves(tables: Tables, at: Whole, home: Whole, draws: NDArray[np.float64], ends: list[int]) -> Whole:
-    """All excursions that have not ended move once, again and again."""
+def _cumulative(graph: ProximityGraph) -> NDArray[np.float64]:
+    """Return the running sums of the similarities of each row, flat; uniform for a row without a positive one."""
+    present = (graph.neighbours >= 0).numpy()
+    weight = np.where(present, graph.similarities.double().numpy().clip(min=0.0), 0.0)
+    weight = np.where(weight.sum(1, keepdims=True) > 0, weight, present)  # no similar neighbour: uniform
+    return np.ascontiguousarray(weight.cumsum(1)).reshape(-1)
+
+
+def _moves(tables: Tables, at: Nodes, home: Nodes, draws: NDArray[np.float64], ends: list[int]) -> Nodes:
+    """Move all excursions that have not ended once, again and again; returns the nodes move by move."""
     made, begin = np.empty(len(draws), dtype=np.int64), 0
     if not len(tables.degrees) and not len(tables.cumulative):
         step = (draws * tables.width).astype(np.int64)
@@ -338,12 +419,12 @@ def _moves(tables: Tables, at: Whole, home: Whole, draws: NDArray[np.float64], e
     return made
 
 
-def _chosen(tables: Tables, at: Whole, degree: Whole, draws: NDArray[np.float64]) -> Whole:
-    """Which neighbour is next: uniform, or proportional to its weight."""
+def _chosen(tables: Tables, at: Nodes, degree: Nodes, draws: NDArray[np.float64]) -> Nodes:
+    """Return which neighbour is next: uniform, or in proportion to its weight."""
     if not len(tables.cumulative):
         return (draws * degree).astype(np.int64)
     sums = tables.cumulative.reshape(-1, tables.width)[at]
     last = np.maximum(degree - 1, 0)
     target = draws * np.take_along_axis(sums, last[:, None], 1)[:, 0]
-    passed: Whole = ((sums <= target[:, None]) & (np.arange(tables.width) < last[:, None])).sum(1)
+    passed: Nodes = ((sums <= target[:, None]) & (np.arange(tables.width) < last[:, None])).sum(1)
     return passed

@@ -1,8 +1,12 @@
-"""Arms of a comparison as text: a paper or a recipe, and after ``@`` who shares the batch.
+"""Arms of a comparison as text: a paper or a recipe with its arguments, and after ``@`` the batch composition.
 
-simclr(temperature=0.25)
-hcl(beta=1, tau_plus=0.1)
-supervised(negatives="OtherLabel() * Tilt(1.0)") @ proximity(num_candidates=500)
+    simclr(temperature=0.25)
+    hcl(beta=1, tau_plus=0.1)
+    supervised(negatives="OtherLabel() * Tilt(1.0)") @ proximity(num_candidates=500)
+
+``parse_arm`` reads such a text into an ``Arm``. ``canonical_options`` writes equivalent options in one way, so that
+equal arms are found (checks.py), runs get stable folders (runs.py) and runs on disk are matched to arms
+(reporting/reading.py).
 """
 
 from __future__ import annotations
@@ -24,35 +28,49 @@ from hardneg.training.checks import number_of, try_negatives
 from hardneg.training.optimisers import read_optimiser, read_rate
 from hardneg.training.options import RECIPES, TrainOptions
 
-_moments = range(0, LONG + 1, LONG // 100)
+SCHEDULED = ("temperature", "tau_plus")
+"""Options that may be schedules, as text; other schedules are arguments inside of negatives."""
+_expression_readers = {"negatives": parse, "batches": parse_batches, "optimizer": read_optimiser, "schedule": read_rate}
+EXPRESSIONS = tuple(_expression_readers)
+"""Options that are expressions, and so can be written in several equivalent ways."""
+_moments = range(0, LONG + 1, LONG // 100)  # steps at which the extremes of a schedule are looked for
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One thing to compare: a recipe with options that differ from the defaults."""
+    """A recipe with the options that differ from its defaults: one line of a comparison.
+
+    Attributes:
+        text: The arm as it was written.
+        recipe: Name of the recipe that trains it.
+        options: Options that the text sets, and options that define the paper.
+        defaults: The paper's values of options that the text could have set; common options override them.
+        own: Names of the options that define the paper, which common options may not change.
+    """
 
     text: str
     recipe: str
-    options: dict[str, Any]  # those that it writes, and those that make it the paper it is
-    defaults: dict[str, Any] = field(default_factory=dict)  # the paper's values of what it could write and does not
-    own: tuple[str, ...] = ()  # which of its options make it the paper it is
+    options: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
     def complete(self, **common: Any) -> TrainOptions:
-        """The options of a run: what the arm writes wins over the common options, and those over the paper's values."""
+        """Return the options of a run: the arm's own, then ``common``, then the paper's defaults."""
         known = {one.name for one in fields(RECIPES[self.recipe])}
         usual = {name: value for name, value in (self.defaults | common).items() if name in known}
         return RECIPES[self.recipe](**usual | self.options)
 
-    def under(self, common: dict[str, Any]) -> Arm:
-        """The arm with these common options where it writes nothing else."""
+    def with_defaults(self, common: dict[str, Any]) -> Arm:
+        """Return the arm with common options as defaults; what the arm writes wins."""
         return replace(self, defaults=self.defaults | common)
 
     def with_option(self, name: str, value: Any) -> Arm:
+        """Return the arm with one option replaced."""
         return replace(self, options=self.options | {name: value})
 
     @property
     def temperature(self) -> float:
-        """The lowest value of its schedule."""
+        """Lowest temperature over its schedule."""
         number = number_of(self.complete().temperature)
         if isinstance(number, adaptive):
             return min(number.start, number.end)
@@ -60,37 +78,57 @@ class Arm:
 
     @property
     def temperature_moves(self) -> bool:
+        """True if the temperature follows a schedule."""
         return isinstance(number_of(self.complete().temperature), Schedule)
 
     @property
     def beta(self) -> float:
-        """The tilt of its negatives, at the strongest value of its schedules."""
+        """Total tilt of the negatives at the strongest point of their schedules; 0 for untilted negatives."""
         slopes = [tilt.slope for tilt in self._tilts()]
         return max(sum(_strength(slope, step) for slope in slopes) for step in _moments)
 
     @property
-    def repels_so_exactly(self) -> bool:
-        """Whether it repels just as at its effective temperature: no gradient goes through the weights of its tilt."""
+    def tilt_detached(self) -> bool:
+        """True if no gradient flows through the weights of the tilts.
+
+        Only then does the arm repel exactly as it would untilted at its effective temperature.
+        """
         return all(tilt.slope_detached for tilt in self._tilts())
 
     @property
     def tilt_moves(self) -> bool:
+        """True if a tilt follows a schedule."""
         return any(isinstance(tilt.slope, Schedule) for tilt in self._tilts())
 
     @property
     def effective_temperature(self) -> float:
+        """Temperature at which untilted negatives repel like these: temperature / (1 + beta)."""
         return self.temperature / (1.0 + self.beta)
 
     def has_untilted_twin_in(self, other: Arm, *, at_any_temperature: bool = False) -> bool:
-        """Whether the other repels alike by its temperature alone, and differs in nothing else but tau_plus."""
+        """Return whether ``other`` is the untilted control of this arm.
+
+        That is an arm without a tilt that has this arm's effective temperature (within 2 %) and, apart from
+        ``tau_plus``, the same options.
+
+        Args:
+            other: Candidate for the control.
+            at_any_temperature: Accept any temperature, as when the temperatures are tuned.
+        """
         moves = self.temperature_moves or other.temperature_moves
         near = not moves and abs(self.effective_temperature / other.temperature - 1.0) < 0.02
         alike = at_any_temperature or near
-        return self.beta > 0.0 and other.beta == 0.0 and alike and self._beside() == other._beside()
+        return self.beta > 0.0 and other.beta == 0.0 and alike and self._other_settings() == other._other_settings()
 
     @property
     def uses_labels(self) -> bool:
+        """True if training uses the class of every item."""
         return uses_labels(self.recipe, self.complete().as_dict())
+
+    def trains_like(self, other: Arm) -> bool:
+        """Return whether both arms train in the same way, however they are written."""
+        mine, theirs = (canonical_options(arm.complete().as_dict()) for arm in (self, other))
+        return self.recipe == other.recipe and mine == theirs
 
     def _negatives(self) -> Negatives:
         return parse(self.complete().negatives)
@@ -98,26 +136,61 @@ class Arm:
     def _tilts(self) -> list[Negatives]:
         return [factor for factor in self._negatives().factors if _tilts_all(factor)]
 
-    def _beside(self) -> tuple[str, TrainOptions, list[str]]:
-        """All but the temperature, the tilt and tau_plus, the correction that HCL adds to its tilt."""
+    def _other_settings(self) -> tuple[str, TrainOptions, list[str]]:
+        """Everything but the temperature, the tilt, and ``tau_plus``, which is HCL's correction of its tilt."""
         others = replace(self.complete(), negatives="", temperature=1.0, tau_plus=0.0)
         factors = [repr(one) for one in self._negatives().factors if not _tilts_all(one) and one != parse("Uniform()")]
         return self.recipe, others, factors
 
-    def trains_like(self, other: Arm) -> bool:
-        """Whether both are the same training, however they are written."""
-        mine, theirs = (plainly(arm.complete().as_dict()) for arm in (self, other))
-        return self.recipe == other.recipe and mine == theirs
+
+def parse_arm(text: str) -> Arm:
+    """Parse an arm from its text, without loading any data.
+
+    Args:
+        text: Call of a paper or a recipe, optionally followed by ``@`` and a call that names the batches.
+
+    Returns:
+        The arm with its options checked against the recipe.
+
+    Raises:
+        ArgumentError: If the text is not such a call, or an option has an impossible value.
+        UnknownName: If the paper, the recipe or an option does not exist; names the closest ones.
+
+    Example:
+        >>> parse_arm("hcl(beta=1, tau_plus=0.1) @ knn()").options["negatives"]
+        'Tilt(1)'
+    """
+    with located(printable(text.strip(), 80)):
+        return _read_arm(text)
 
 
 def uses_labels(recipe: str, options: dict[str, Any]) -> bool:
-    """Whether training uses the class of every image: in the recipe, or in negatives that need labels."""
+    """Return whether training uses the class of every item.
+
+    True for the supervised recipe, and for negatives that cannot be weighed without labels.
+
+    Args:
+        recipe: Name of the recipe.
+        options: Options of the run; unknown ones, as of another version, are ignored.
+    """
     if recipe == "supervised":
         return True
     return not _can_weigh(recipe, options, labelled=False) and _can_weigh(recipe, options, labelled=True)
 
 
+def canonical_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in a canonical form, which is equal for options that train alike.
+
+    Expressions are parsed and written again, and whole numbers become floats.
+
+    >>> canonical_options({"negatives": "Tilt(beta=1)", "temperature": 1})
+    {'negatives': 'Tilt(1.0)', 'temperature': 1.0}
+    """
+    return {name: _plain(name, value) for name, value in options.items()}
+
+
 def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
+    """Return whether the negatives of these options can be weighed with, or without, labels."""
     known = {one.name for one in fields(RECIPES[recipe])} if recipe in RECIPES else set()
     try:
         try_negatives(RECIPES[recipe](**{k: v for k, v in options.items() if k in known}), labelled)
@@ -127,22 +200,13 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
 
 
 def _tilts_all(factor: Negatives) -> bool:
+    """Return whether this factor tilts the weights by the similarity."""
     return isinstance(factor.slope, Schedule) or factor.slope != 0.0
 
 
 def _strength(beta: Number, step: int) -> float:
-    """An adaptive schedule depends on training, so its far end counts."""
+    """Return the tilt at a step; an adaptive schedule depends on training, so its far end counts."""
     return max(beta.start, beta.end) if isinstance(beta, adaptive) else value_of(beta, step, LONG)
-
-
-def parse_arm(text: str) -> Arm:
-    """Reads an arm; errors name it and what is wrong, before anything is loaded.
-
-    >>> parse_arm("hcl(beta=1, tau_plus=0.1) @ knn()").options["negatives"]
-    'Tilt(1)'
-    """
-    with located(printable(text.strip(), 80)):
-        return _read_arm(text)
 
 
 def _read_arm(text: str) -> Arm:
@@ -152,7 +216,7 @@ def _read_arm(text: str) -> Arm:
             method = recipe.replace("-", "_") + method.removeprefix(recipe)
     arm = read_expression(method, {**_readers(), **registered_schedules()})
     if not isinstance(arm, Arm):
-        raise ArgumentError("an arm", "a paper or a recipe such as 'simclr()'", repr(method))
+        raise ArgumentError("an arm", "a paper or a recipe, such as 'simclr()'", repr(method))
     if at:
         parse_batches(batches)
         arm = arm.with_option("batches", batches)
@@ -162,7 +226,7 @@ def _read_arm(text: str) -> Arm:
 
 
 def _readers() -> dict[str, Callable[..., Arm]]:
-    """Of recipes and papers by name; a recipe is a paper without parameters of its own."""
+    """Return the callables that read arms: papers and recipes by name, a recipe being a paper without parameters."""
     recipes = {one.replace("-", "_"): _reader(one, one, inspect.Signature(), dict) for one in RECIPES}
     made = papers.registered().items()
     return recipes | {name: _reader(name, one.recipe, inspect.signature(one.make), one.options) for name, one in made}
@@ -171,7 +235,7 @@ def _readers() -> dict[str, Callable[..., Arm]]:
 def _reader(
     name: str, recipe: str, signature: inspect.Signature, options_of: Callable[..., dict[str, Any]]
 ) -> Callable[..., Arm]:
-    """Reads a call with further options of the recipe: separates those written, defaults, and those of the paper."""
+    """Return a callable that turns the arguments of a paper into an arm, with further options of the recipe."""
     parameters, known = signature.parameters, {one.name: one.default for one in fields(RECIPES[recipe])}
 
     def read(*values: Any, **options: Any) -> Arm:
@@ -199,22 +263,6 @@ def _check_options(name: str, signature: inspect.Signature, known: list[str], op
             raise UnknownName(option, known, f"in {name}", dict.fromkeys(known, usage))
         if isinstance(value, Schedule) and option not in SCHEDULED:
             raise argument_error(name, f"a number; only {' and '.join(SCHEDULED)} may be schedules", option, value)
-
-
-SCHEDULED = ("temperature", "tau_plus")
-"""Options that may be schedules, as text; others stand inside of negatives."""
-_expression_readers = {"negatives": parse, "batches": parse_batches, "optimizer": read_optimiser, "schedule": read_rate}
-EXPRESSIONS = tuple(_expression_readers)
-"""The options that can be written in several ways."""
-
-
-def plainly(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in the one way in which all that train alike are written.
-
-    >>> plainly({"negatives": "Tilt(beta=1)", "temperature": 1})
-    {'negatives': 'Tilt(1.0)', 'temperature': 1.0}
-    """
-    return {name: _plain(name, value) for name, value in options.items()}
 
 
 def _plain(name: str, value: Any) -> Any:

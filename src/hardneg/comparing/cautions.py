@@ -1,4 +1,8 @@
-"""What to know before figures are believed: collapsed runs, missing negatives, warnings, and other differences."""
+"""Caveats of a comparison: collapsed runs, missing negatives, warnings, and settings that differ between arms.
+
+``cautions`` and ``shared_warnings`` are about single arms; ``differing_settings`` and ``same_weights`` compare runs.
+The callers are comparing.py, for comparison.json, and reporting/contents.py, for runs without one.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,15 @@ from hardneg.training.data_record import count_in, noun_in
 from hardneg.training.options import TrainOptions
 from hardneg.training.runs import Warned
 
-MOST = 0.5
-"""The share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns, too."""
+CAUTION_SHARE = 0.5
+"""Share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns at it, too."""
+OTHER_OPTIONS = (
+    "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip", "accumulate",
+    "precision", "encode_chunk",
+)  # fmt: skip
+"""Options that an arm may set and that affect results in addition to its negatives."""
+TrainRecord = Mapping[str, Any] | None
+"""Record of what a run trained (training/data_record.py); None before training starts."""
 
 
 def cautions(
@@ -21,7 +32,17 @@ def cautions(
     results: Sequence[Mapping[str, Any]],
     warned: Iterable[Warned] = (),
 ) -> list[str]:
-    """Sentences on the arm by the figures of its runs, which have means over the last records, and their warnings."""
+    """Return the cautions of one arm, as sentences.
+
+    Args:
+        arm: The arm as text.
+        options: Options of its runs.
+        results: Results of its runs; their "final" has means over the last records.
+        warned: Warnings of its runs.
+
+    Returns:
+        One sentence per problem. A warning about a problem that the results already show is left out.
+    """
     found: dict[str, str] = {}
     if collapsed := sum(bool(result.get("collapsed")) for result in results):
         found["collapsed"] = (
@@ -29,28 +50,92 @@ def cautions(
             "learning rate or the temperature, or weaken the negatives."
         )
     empty, clamped = (_mean(result.get("final", {}).get(name) for result in results) for name in ("empty", "clamped"))
-    if empty > MOST and options.get("positives_in_denominator") != "all":  # there positives stand against each other
+    if empty > CAUTION_SHARE and options.get("positives_in_denominator") != "all":  # there positives repel
         found["empty"] = (
-            f"{arm}: {empty:.0%} of the anchors had no negative in the last records, and taught nothing. Its accuracy "
-            "shows little about its negatives: widen them, or use larger batches."
+            f"{arm}: {empty:.0%} of the anchors had no negative in the last records, so they did not train anything. "
+            "The accuracy tells little about the negatives: widen them, or use larger batches."
         )
-    if clamped > MOST:
+    if clamped > CAUTION_SHARE:
         found["clamped"] = (
-            f"{arm}: {clamped:.0%} of its pairs were clamped in the last records, and their negatives pushed no more. "
+            f"{arm}: {clamped:.0%} of its pairs were clamped in the last records, so their negatives had no gradient. "
             "Lower tau_plus or raise the temperature."
         )
     return [*found.values(), *(f"{arm}: {one.text}" for one in _once(warned) if one.kind not in found)]
 
 
-def of_all(warned: Sequence[Sequence[Warned]]) -> tuple[list[str], list[list[Warned]]]:
-    """What the runs of all arms warned of, such as of their data, once; and what is left for each arm."""
+def shared_warnings(warned: Sequence[Sequence[Warned]]) -> tuple[list[str], list[list[Warned]]]:
+    """Separate the warnings that all arms share, such as those about the data.
+
+    Args:
+        warned: For every arm the warnings of its runs.
+
+    Returns:
+        Texts of the shared warnings, each once, and for every arm its other warnings.
+    """
     shared = set.intersection(*(set(map(_kind, one)) for one in warned))
     left = [[one for one in of_arm if _kind(one) not in shared] for of_arm in warned]
     return [one.text for one in _once(one for one in warned[0] if _kind(one) in shared)], left
 
 
+def differing_settings(
+    options: Sequence[Mapping[str, Any]], trained: Sequence[TrainRecord] = ()
+) -> dict[str, list[str]]:
+    """Return the settings, other than negatives and seed, that differ between runs.
+
+    Encoders, views, weight decay and data are compared as they were resolved, where the runs recorded it: "auto" may
+    stand for two networks.
+
+    Args:
+        options: Options of every run.
+        trained: Record of what each of these runs trained, if known.
+
+    Returns:
+        The distinct values by the name of the setting.
+    """
+    usual = {one.name: one.default for one in fields(TrainOptions)}  # for runs from before an option was added
+    values = {
+        name: [_shown(one.get(name, usual[name])) for one in options]
+        for name in (*SHARED, *OTHER_OPTIONS)
+        if name != "seed"
+    }
+    if trained and all(trained):
+        resolved = [_resolved(one) for one in trained if one]
+        values |= {"encoder": [one[0] for one in resolved], "augment": [one[1] for one in resolved]}
+        values["data"] = [one[2] for one in resolved]
+        values["weight_decay"] = [_shown(decay_of(*one)) for one in zip(options, trained, strict=True)]
+        del values["data_root"]
+    found = {name: list(dict.fromkeys(seen)) for name, seen in values.items()}
+    return {name: seen for name, seen in found.items() if len(seen) > 1}
+
+
+def decay_of(options: Mapping[str, Any], trained: TrainRecord) -> Any:
+    """Return the weight decay of a run; the record has it where the options leave it to the kind of data."""
+    return (trained or {}).get("weight_decay", options.get("weight_decay"))
+
+
+def settings_notes(differing: Mapping[str, list[str]]) -> list[str]:
+    """Return a sentence for each setting that differs.
+
+    >>> settings_notes({"epochs": ["2", "9"]})
+    ['epochs differs: 2, 9.']
+    """
+    return [f"{name} differs: {', '.join(values)}." for name, values in differing.items()]
+
+
+def same_weights(runs: Sequence[tuple[int, TrainRecord]]) -> bool:
+    """Return whether all runs with the same seed started with the same weights; False where one has no record of them.
+
+    Args:
+        runs: Seed and record of every run.
+    """
+    begun: dict[int, set[Any]] = {}
+    for seed, trained in runs:
+        begun.setdefault(seed, set()).add(trained and trained.get("encoder", {}).get("initial_weights"))
+    return bool(begun) and all(len(found) == 1 and None not in found for found in begun.values())
+
+
 def _once(warned: Iterable[Warned]) -> list[Warned]:
-    """The first of each kind: those of several seeds differ in their numbers only."""
+    """Return the first warning of each kind; those of several seeds differ in their numbers only."""
     return list({_kind(one): one for one in reversed(list(warned))}.values())[::-1]
 
 
@@ -63,53 +148,8 @@ def _mean(values: Iterable[Any]) -> float:
     return sum(there) / len(there) if there else 0.0
 
 
-BESIDE = (
-    "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip", "accumulate",
-    "precision", "encode_chunk",
-)  # fmt: skip
-"""Options that an arm may set and that affect results in addition to its negatives."""
-Trained = Mapping[str, Any] | None
-"""The record of what a run trained (training/data_record.py); None before training begins."""
-
-
-def unlike(options: Sequence[Mapping[str, Any]], trained: Sequence[Trained] = ()) -> dict[str, list[str]]:
-    """What differs between runs beside the negatives and the seeds, and its values.
-
-    Encoders, views, weight decay and data are compared as they were trained, where the runs recorded it: "auto" may be
-    two networks. ``trained`` has the record of each of the ``options``.
-    """
-    usual = {one.name: one.default for one in fields(TrainOptions)}  # of runs from before an option was added
-    values = {
-        name: [_shown(one.get(name, usual[name])) for one in options] for name in (*SHARED, *BESIDE) if name != "seed"
-    }
-    if trained and all(trained):
-        resolved = [_resolved(one) for one in trained if one]
-        values |= {"encoder": [one[0] for one in resolved], "augment": [one[1] for one in resolved]}
-        values["data"] = [one[2] for one in resolved]
-        values["weight_decay"] = [_shown(decay_of(*one)) for one in zip(options, trained, strict=True)]
-        del values["data_root"]
-    found = {name: list(dict.fromkeys(seen)) for name, seen in values.items()}
-    return {name: seen for name, seen in found.items() if len(seen) > 1}
-
-
-def decay_of(options: Mapping[str, Any], trained: Trained) -> Any:
-    """The weight decay of a run, which records it where the options leave it to the kind of data."""
-    return (trained or {}).get("weight_decay", options.get("weight_decay"))
-
-
-def unlike_notes(differing: Mapping[str, list[str]]) -> list[str]:
-    return [f"{name} differs: {', '.join(values)}." for name, values in differing.items()]
-
-
-def same_weights(runs: Sequence[tuple[int, Trained]]) -> bool:
-    """Whether all runs with the same seed began with the same weights; False where one has no record of them."""
-    begun: dict[int, set[Any]] = {}
-    for seed, trained in runs:
-        begun.setdefault(seed, set()).add(trained and trained.get("encoder", {}).get("initial_weights"))
-    return bool(begun) and all(len(found) == 1 and None not in found for found in begun.values())
-
-
 def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Describe the encoder, the views and the data that a run trained."""
     encoder, data = trained.get("encoder", {}), trained.get("data", {})
     name = encoder.get("name") or encoder.get("class")
     parts = [
@@ -120,5 +160,5 @@ def _resolved(trained: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _shown(value: Any) -> str:
-    """The same text for 1 and 1.0."""
+    """Return the value as text, equal for 1 and 1.0."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -1,4 +1,8 @@
-"""Checks of the arms of a comparison before anything is trained."""
+"""Checks of the arms of a comparison, before anything is trained.
+
+``check_arms`` is called by ``prepare`` (comparing.py). First come checks that need only the options, then those that
+read the data, and last those of the encoder and views that "auto" resolves to.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hardneg.comparing.arms import Arm, plainly
+from hardneg.comparing.arms import Arm, canonical_options
 from hardneg.comparing.request import SHARED, Comparison
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.training.checks import check_batch, check_sources, check_words
@@ -21,7 +25,12 @@ from hardneg.training.parts import splits
 
 
 class CannotTrain(HardnegError, ValueError):
-    """An arm that cannot be trained, and the error that says why."""
+    """An arm cannot be trained.
+
+    Attributes:
+        arm: The arm as text.
+        cause: The error that its training would raise.
+    """
 
     def __init__(self, arm: str, cause: Exception) -> None:
         super().__init__(arm, "options that can be trained", str(cause))
@@ -33,20 +42,29 @@ class CannotTrain(HardnegError, ValueError):
 
 
 def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any], str]:
-    """Raises, before anything is trained, unless the arms differ and each of them can be trained and judged.
+    """Check that the arms differ, and that each one can be trained and judged.
 
-    Returns the record of the data that they are trained and judged on, and what they are judged by.
+    Args:
+        arms: Arms with the common options.
+        comparison: The request.
+
+    Returns:
+        Record of the data (training/data_record.py), and the name of the metric that decides.
+
+    Raises:
+        ArgumentError: If two arms train alike, or options of the arms and the comparison contradict each other.
+        CannotTrain: If training an arm would fail.
     """
     for arm in arms:
         _check_options(arm, comparison)
     taken = {one.name for arm in arms for one in fields(RECIPES[arm.recipe])}
     if unused := [name for name in comparison.common if name not in taken]:
-        raise ArgumentError("compare", "--option that one of the arms takes", repr(unused[0]))
+        raise ArgumentError("compare", "--option to be an option of at least one arm", repr(unused[0]))
     for one, other in combinations(arms, 2):
         _check_difference(one, other, comparison)
     every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
     for arm in every:
-        _of(arm, check_words)
+        _naming(arm, check_words)
     record, metric = {}, comparison.metric
     for split in sorted({arm.complete().evaluate_on for arm in every}):
         found, metric = _check_with_data([arm for arm in every if arm.complete().evaluate_on == split], metric)
@@ -58,10 +76,11 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
 
 
 def _check_options(arm: Arm, comparison: Comparison) -> None:
+    """Check the options of an arm against those that are shared, tuned or part of its paper."""
     for name in SHARED:
         if name in arm.options:
             got = f"{name}={arm.options[name]!r} in {arm.text!r}"
-            raise ArgumentError("compare", f"the same {name} for every arm", got, "give it to compare, if at all")
+            raise ArgumentError("compare", f"the same {name} for every arm", got, "set it for the whole comparison")
     for name in arm.own:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
             given = f"--option {name}={comparison.common[name]}"
@@ -70,36 +89,38 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
     if tuned and tuned not in (known := [one.name for one in fields(RECIPES[arm.recipe])]):
         raise UnknownName(tuned, known, f"in {arm.recipe}").within("--tune")
     if tuned in arm.options:
-        # Every arm gets the same tries; one that is trained at another value than it says would be called by a
-        # wrong name.
+        # Every arm gets the same tuned values, so an arm that names one of its own would be mislabelled.
         got = f"{tuned}={arm.options[tuned]!r} in {arm.text!r}"
-        raise ArgumentError("compare", f"arms that leave {tuned} to --tune", got, "leave it out there, or do not tune")
+        raise ArgumentError(
+            "compare", f"arms without {tuned}, which --tune sets", got, "remove it from the arm, or do not tune"
+        )
 
 
 def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
-    """Raises for arms that are the same training as they are, or would be with the same tuned value."""
+    """Raise if two arms train alike, either as they are or with the same tuned value."""
     pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
     if not any(first.trains_like(second) for first, second in pairs):
         return
-    tuned = f" in more than the {comparison.tune[0]} that --tune gives them" if comparison.tune else ""
+    tuned = f", apart from the {comparison.tune[0]} that --tune sets" if comparison.tune else ""
     raise _alike(one, other, tuned)
 
 
 def _alike(one: Arm, other: Arm, tuned: str = "") -> ArgumentError:
+    """Return the error for two arms that train alike."""
     got = f"the same options in {one.text!r} and {other.text!r}"
-    return ArgumentError("compare", f"arms that differ{tuned}", got)
+    return ArgumentError("compare", f"distinct arms{tuned}", got)
 
 
 def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison) -> None:
-    """Raises where values would be tuned by items that the arms are judged on."""
+    """Raise if values would be tuned on items that also judge the arms."""
     if comparison.tune and found.train is found.test:
         got = f"--data {options.data}, which is trained and tested on"
         fix = f"use --data {options.data}@0/10, or write {comparison.tune[0]} in the arms"
-        raise ArgumentError("compare", "a test split that --tune does not see", got, fix)
+        raise ArgumentError("compare", "a test split that --tune does not use", got, fix)
 
 
-def _of(arm: Arm, check: Callable[[TrainOptions], Any]) -> Any:
-    """What the check finds; its error names the arm."""
+def _naming(arm: Arm, check: Callable[[TrainOptions], Any]) -> Any:
+    """Call the check with the options of the arm; errors name the arm."""
     try:
         return check(arm.complete())
     except (ValueError, ImportError) as error:
@@ -107,7 +128,7 @@ def _of(arm: Arm, check: Callable[[TrainOptions], Any]) -> Any:
 
 
 def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
-    """The splits and what is judged by; raises unless that can be measured, and every arm has views of such items."""
+    """Return the splits and the metric; raise unless it can be measured and every arm has views of the items."""
     shared = arms[0].complete()  # the data is the same for all of them: each split is read once
     found = splits(shared)
     known = found.test.measures(found, shared)
@@ -115,11 +136,12 @@ def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
         raise ArgumentError("compare", f"a metric among {', '.join(known)} for such data", f"metric={metric!r}")
     check_batch(shared, found.train, 1)
     for arm in arms:
-        _of(arm, lambda options: _check_views(options, found.train))
+        _naming(arm, lambda options: _check_views(options, found.train))
     return found, known[0] if metric == AUTO else metric
 
 
 def _check_views(options: TrainOptions, data: Items) -> None:
+    """Make the views of one item, and check that the recipe and its negatives can use them."""
     first = torch.zeros(1, dtype=torch.int64)
     one = data.take(first).prepared(options)
     one.views(first, 0, options.seed)
@@ -127,12 +149,12 @@ def _check_views(options: TrainOptions, data: Items) -> None:
 
 
 def _check_chosen(arms: list[Arm], data: Items) -> None:
-    """Raises for arms of which one writes what "auto" makes of the other, or the weight decay of such data."""
+    """Raise for two arms that differ only by writing what "auto" or the default weight decay resolves to."""
 
     def choices(options: TrainOptions) -> dict[str, Any]:
-        return plainly(options.as_dict()) | {"weight_decay": data.decay(options)} | data.chosen(options)
+        return canonical_options(options.as_dict()) | {"weight_decay": data.decay(options)} | data.chosen(options)
 
-    chosen = [(arm, _of(arm, choices)) for arm in arms]
+    chosen = [(arm, _naming(arm, choices)) for arm in arms]
     for (one, mine), (other, theirs) in combinations(chosen, 2):
         if one.recipe == other.recipe and mine == theirs:
             raise _alike(one, other)

@@ -1,6 +1,8 @@
-"""Comparisons: the same budget, seeds and initial weights for every arm, and which differences are beyond noise.
+"""Run a comparison: the same budget, seeds and initial weights for every arm, then the statistics and comparison.json.
 
-Each run is a directory of its own (runs.py), so a killed comparison resumes and keeps finished runs.
+``compare`` is the public function. It is ``prepare`` (check everything before training) followed by ``carry_out``
+(tune, train, judge, write); the command line calls the two separately, to show errors before its progress bar. Each run
+has a folder of its own (runs.py), so a killed comparison resumes and keeps finished runs.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.arms import Arm, parse_arm
-from hardneg.comparing.cautions import cautions, of_all, unlike, unlike_notes
+from hardneg.comparing.cautions import cautions, differing_settings, settings_notes, shared_warnings
 from hardneg.comparing.checks import check_arms
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, open_folder
-from hardneg.comparing.runs import How, begun_options, run_all, run_of, usual_jobs, usual_threads
+from hardneg.comparing.runs import RunSettings, run_all, run_of, started_options, usual_jobs, usual_threads
 from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.core.errors import HardnegError
 from hardneg.io.files import output_folder, run_again, write_json
@@ -27,7 +29,13 @@ from hardneg.training.data_record import count_in, noun_in
 from hardneg.training.evaluation.measures import measure, measures_in
 
 ArmResults = list[list[dict[str, Any]]]
-"""For every arm the figures of every seed."""
+"""For every arm the results of its seeds."""
+Tries = list[tuple[float, float | None]]
+"""Tuned values of an arm with the metric of each on the validation split; None where training diverged."""
+
+
+class AllDiverged(HardnegError, OSError):
+    """Every tuned value of an arm diverged."""
 
 
 def compare(
@@ -38,10 +46,25 @@ def compare(
     allow_other_data: bool = False,
     show: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Runs what is missing and writes comparison.json with the table and the sentences.
+    """Run a comparison and write comparison.json with its table and conclusions.
 
-    At most ``jobs`` runs go side by side, by default one for each core or two for each GPU; fewer where memory does not
-    allow it. In the folder of an earlier comparison the data must be the same, unless ``allow_other_data``.
+    Finished runs in the folder are kept, so the same call resumes a comparison that was stopped.
+
+    Args:
+        comparison: Arms, seeds, shared options and tuning.
+        out: Folder of the comparison.
+        jobs: Maximum number of parallel runs; by default one for each core, or two for each GPU. Fewer run where memory
+            does not suffice.
+        allow_other_data: Continue an earlier comparison although its data have changed; then there is no verdict.
+        show: Is called with a line of text for every run that ends.
+
+    Returns:
+        Contents of comparison.json.
+
+    Raises:
+        ArgumentError: If the arms cannot be compared.
+        CannotTrain: If an arm cannot be trained.
+        RunFailed: If a run ends without a result.
     """
     prepared = prepare(comparison, out, jobs, allow_other_data)
     return carry_out(prepared, Watcher(show, prepared.steps))
@@ -49,26 +72,46 @@ def compare(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A comparison whose arms can all be trained, and where and how they will be."""
+    """A checked comparison: its arms can all be trained, and it is settled where and how.
+
+    Attributes:
+        comparison: The request, with its metric resolved.
+        arms: The arms with the common options.
+        out: Folder of the comparison.
+        how: Number of parallel runs and threads.
+        steps: Number of training steps of every run.
+    """
 
     comparison: Comparison
     arms: list[Arm]
     out: Path
-    how: How
-    steps: int  # of every run
+    how: RunSettings
+    steps: int
 
     @property
     def epochs(self) -> int:
-        """Of every run."""
+        """Number of epochs of every run."""
         return self.arms[0].complete().epochs
 
 
 def prepare(
     comparison: Comparison, out: str | Path, jobs: int | None = None, allow_other_data: bool = False
 ) -> Prepared:
-    """Raises for what cannot be compared, before anything is trained or shown."""
+    """Check a comparison before anything is trained or shown, and write its request.
+
+    Args:
+        comparison: Arms, seeds, shared options and tuning.
+        out: Folder of the comparison.
+        jobs: Maximum number of parallel runs; None: chosen for the machine.
+        allow_other_data: Accept data that differ from those of the runs in the folder.
+
+    Raises:
+        ArgumentError: If the arms cannot be compared.
+        CannotTrain: If an arm cannot be trained.
+        FileError: If the folder has another comparison.
+    """
     check_boards()
-    arms = [parse_arm(text).under(comparison.common) for text in comparison.arms]
+    arms = [parse_arm(text).with_defaults(comparison.common) for text in comparison.arms]
     out = output_folder(out)
     data, metric = check_arms(arms, comparison)
     comparison = replace(comparison, metric=metric)
@@ -80,23 +123,36 @@ def prepare(
                 run.check_data(data)
     options = arms[0].complete()
     steps = options.epochs * (count_in(data["train"]) // options.batch_size)
-    return Prepared(comparison, arms, out, How(jobs, threads, allow_other_data), max(1, steps))
+    return Prepared(comparison, arms, out, RunSettings(jobs, threads, allow_other_data), max(1, steps))
 
 
 def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
+    """Tune, train and judge a prepared comparison, and write comparison.json.
+
+    Args:
+        prepared: The comparison, as ``prepare`` returns it.
+        watcher: Is notified of every run that ends.
+
+    Returns:
+        Contents of comparison.json: rows, measures, answer, verdicts, notes, cautions, and the environment.
+
+    Raises:
+        AllDiverged: If an arm diverges with every tuned value.
+        RunFailed: If a run ends without a result.
+    """
     comparison, arms, out = prepared.comparison, prepared.arms, prepared.out
     tries = _tries(prepared, watcher)
     tuned = _best(arms, tries, comparison)
     results = run_all(tuned, list(range(comparison.seeds)), out, prepared.how, watcher)
     rows = rows_of(tuned, results, comparison.metric)
     verdicts = verdicts_of(tuned, results, comparison.metric)
-    # As the runs were begun: one of an older version may have had other defaults.
+    # As the runs were started: those of an older version may have had other defaults.
     options = [
-        arm.complete(seed=seed).as_dict() | begun_options(run_of(arm, seed, out))
+        arm.complete(seed=seed).as_dict() | started_options(run_of(arm, seed, out))
         for arm in tuned
         for seed in range(comparison.seeds)
     ]
-    differing = unlike(options, [result.get("trained") for of_arm in results for result in of_arm])
+    differing = differing_settings(options, [result.get("trained") for of_arm in results for result in of_arm])
     if "data" in differing:  # only with --allow-other-data
         verdicts = [replace(one, half_width=None, why_open="the runs have different data") for one in verdicts]
         rows = [replace(row, difference_half_width=None) for row in rows]
@@ -117,7 +173,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "sentences": sentences(verdicts),
         "notes": temperature_notes(tuned, tuned=option == "temperature"),
         "cautions": _cautions(tuned, results, out),
-        "unlike": unlike_notes(differing),
+        "unlike": settings_notes(differing),
         "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
         "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
         "comparison": asdict(comparison),
@@ -130,24 +186,24 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the fields of a verdict with its standing and its sentence."""
     return asdict(verdict) | {"standing": verdict.standing, "sentence": verdict.sentence()}
 
 
 def _cautions(arms: list[Arm], results: ArmResults, out: Path) -> list[str]:
+    """Collect the warnings common to all arms, then the cautions of each arm."""
     seeds = range(len(results[0]))
-    shared, warned = of_all([[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms])
+    shared, warned = shared_warnings(
+        [[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms]
+    )
     lines = [f"All arms: {one}" for one in shared]
     for arm, of_arm, own in zip(arms, results, warned, strict=True):
         lines += cautions(arm.text, arm.complete().as_dict(), of_arm, own)
     return lines
 
 
-Tries = list[tuple[float, float | None]]
-"""The tuned values of an arm and what each reached on the validation split; None where training diverged."""
-
-
 def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
-    """For every arm the same tries, with one seed; a diverging one loses, and does not stop the others."""
+    """Evaluate the same tuned values for every arm with one seed; a value that diverges loses."""
     arms, comparison = prepared.arms, prepared.comparison
     if comparison.tune is None:
         return [[] for _ in arms]
@@ -162,12 +218,8 @@ def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
     ]
 
 
-class AllDiverged(HardnegError, OSError):
-    """Every tuned value of an arm diverged."""
-
-
 def _best(arms: list[Arm], tries: list[Tries], comparison: Comparison) -> list[Arm]:
-    """The arms with the best of their tries, the first of them where several are; without tuning, as they are."""
+    """Return the arms with their best tuned value, the first one of several; without tuning, the arms themselves."""
     if comparison.tune is None:
         return arms
     name, best = comparison.tune[0], []

@@ -1,4 +1,7 @@
-"""How far the runs of a comparison are: lines as they end, the share of those under way, and how long all will take."""
+"""Progress of a comparison: a line for each run that ends, the share done, and an estimate of the remaining time.
+
+``Watcher`` reads the last record of every run under way, from a thread; runs.py notifies it of those that end.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,48 @@ from dataclasses import dataclass, field
 
 from hardneg.training.runs import Run
 
-TAIL = 4096  # bytes of metrics.jsonl that hold its last record
-EVERY = 0.5  # seconds
+TAIL = 4096
+"""Bytes read from the end of metrics.jsonl, which hold its last record."""
+EVERY = 0.5
+"""Seconds between two looks at the runs."""
 LONG = 60.0
 """Seconds from which an estimate is worth a line."""
 
 
 @dataclass
 class Watcher:
-    """Calls ``show`` with a line for each run that ended, and ``moved`` with the runs done, in fractions too."""
+    """Reports the progress of a comparison.
+
+    Attributes:
+        show: Is called with a line of text for each run that ended, and once with the estimated time.
+        steps: Number of training steps of a run.
+        moved: Is called with the number of runs done, fractions of those under way included.
+        done: Number of runs that have ended.
+        total: Number of all runs; 0: no estimate is shown.
+        epochs: Number of epochs of a run.
+    """
 
     show: Callable[[str], None]
-    steps: int = 1  # of a run
+    steps: int = 1
     moved: Callable[[float], None] = lambda done: None
     done: int = 0
-    total: int = 0  # runs in all; 0: no estimate
+    total: int = 0
     epochs: int = 1
-    _first: tuple[float, float] | None = None  # when, and how many runs were done, in fractions
+    _first: tuple[float, float] | None = None  # time, and number of runs done
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(self, line: str) -> None:
+        """Count a run that ended, and show its line."""
         with self._lock:
             self.done += 1
             self.show(line)
             self.moved(self.done)
 
     def _estimate(self, done: float) -> None:
-        """Once an epoch has been watched, says how long the rest takes; what starts a run is not counted."""
+        """Show how long the rest takes, once the runs together have advanced by one epoch.
+
+        The time before the first record is not counted, since it is the start of a process and not training.
+        """
         now = time.monotonic()
         if self.total == 0 or done <= 0.0:
             return
@@ -48,12 +66,12 @@ class Watcher:
         if done - before >= 1.0 / self.epochs:
             left = (self.total - done) * (now - since) / (done - before)
             if left >= LONG:
-                self.show(f"{self.total} runs: about {in_words(left)} to go, by what the first epochs took")
+                self.show(f"{self.total} runs: about {in_words(left)} to go, judging by the first epochs")
             self.total = 0
 
     @contextmanager
     def watching(self, under_way: Sequence[Run]) -> Iterator[None]:
-        """Looks at the records of these runs until the block ends; the list may change meanwhile."""
+        """Read the progress of these runs until the block ends; the list may change meanwhile."""
         stop = threading.Event()
 
         def look() -> None:
@@ -73,7 +91,9 @@ class Watcher:
 
 
 def in_words(seconds: float) -> str:
-    """>>> in_words(95), in_words(4000), in_words(200_000)
+    """Return a duration in words.
+
+    >>> in_words(95), in_words(4000), in_words(200_000)
     ('2 minutes', '1.1 hours', '2.3 days')
     """
     if seconds < 3600:
@@ -83,7 +103,7 @@ def in_words(seconds: float) -> str:
 
 
 def step_of(run: Run) -> int:
-    """The step of its last record, without reading the others; 0 before the first."""
+    """Return the step of the last record of a run, read from the end of its file; 0 before the first record."""
     try:
         with run.metrics_path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))

@@ -1,4 +1,8 @@
-"""The request of a comparison: arms, seeds, the options they share, what is tuned, what decides; and its folder."""
+"""Request of a comparison: arms, seeds, shared options, tuning and the deciding metric; and its folder.
+
+``Comparison`` is the value that ``compare`` and the command line build. ``read_tune`` and ``read_options`` parse the
+flags ``--tune`` and ``--option``; ``open_folder`` writes request.json, or checks it when a comparison is resumed.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,38 @@ SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "v
 
 
 def why_no_accuracy(result: Mapping[str, Any]) -> str:
-    """Of a finished run without an accuracy, as it says itself."""
+    """Return why a finished run has no accuracy, as its result records it."""
     return str(result.get("no_accuracy", "its images have no labels, or are of one class"))
 
 
 def letter_of(number: int) -> str:
-    """The short name of an arm in tables and charts: A, B, ... Z, 27, 28 ..."""
+    """Return the short name of an arm in tables and charts: A, B, ... Z, 27, 28 ...
+
+    >>> letter_of(0), letter_of(25), letter_of(26)
+    ('A', 'Z', '27')
+    """
     return chr(ord("A") + number) if number < 26 else str(number + 1)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is to be run: arms, seeds, the options they share, and what is tuned."""
+    """Arms to compare, seeds, shared options and what is tuned.
+
+    Attributes:
+        arms: Arms as text, such as ``"hcl(beta=1)"``; at least two. The first one is the reference of the others.
+        seeds: Number of seeds of every arm, which are 0, 1, ...; at least two, and three for a verdict.
+        common: Options of ``train`` that all arms share unless an arm writes another value.
+        tune: Name of an option and the values to try for every arm on a validation split; None: nothing is tuned.
+        metric: Measure that decides, or "auto" for the usual one of the data.
+
+    Raises:
+        ArgumentError: For fewer than two arms or seeds, equal arms, an unknown metric, or options that contradict
+            ``tune``.
+
+    Example:
+        >>> Comparison(("simclr()", "hcl(beta=1)"), seeds=3, common={"data": "digits"}).metric
+        'auto'
+    """
 
     arms: tuple[str, ...]
     seeds: int
@@ -45,7 +69,7 @@ class Comparison:
         if len(self.arms) < 2:
             raise argument_error("compare", "at least two arms", "arms", self.arms, "such as simclr() and hcl()")
         if len(set(self.arms)) < len(self.arms):
-            raise argument_error("compare", "arms that differ", "arms", self.arms)
+            raise argument_error("compare", "distinct arms", "arms", self.arms)
         if self.seeds < 2:
             raise argument_error("compare", "at least two seeds, to estimate the noise", "seeds", self.seeds)
         if self.metric not in (AUTO, *MEASURES):
@@ -53,33 +77,39 @@ class Comparison:
                 "compare", f"--metric to be one of {', '.join((AUTO, *MEASURES))}", "metric", self.metric
             )
         if "seed" in self.common:
-            raise argument_error("compare", "--seeds, how many, and no seed of its own", "seed", self.common["seed"])
+            raise argument_error(
+                "compare", "the number of --seeds instead of a single seed", "seed", self.common["seed"]
+            )
         if self.tune:
             self._check_tune(*self.tune)
 
     def _check_tune(self, name: str, values: tuple[float, ...]) -> None:
         if name in SHARED:
-            what = f"--tune with an option that arms may differ in, not one of {', '.join(SHARED)}"
+            what = f"--tune with an option that may differ between arms, not one of {', '.join(SHARED)}"
             raise argument_error("compare", what, "tune", name)
         if name in self.common:
             got = f"--tune {name}=... and {name}={self.common[name]!r}"
             raise ArgumentError("compare", f"{name} to be either tuned or given for all arms", got)
         if len(set(values)) < len(values):
-            raise ArgumentError("compare", "--tune with values that differ", repr(values))
+            raise ArgumentError("compare", "distinct values in --tune", repr(values))
 
     def tries(self, arm: Arm) -> list[Arm]:
-        """The arm with each of the tuned values, evaluated on a validation split."""
+        """Return one arm per tuned value, each evaluated on a validation split; none without tuning."""
         if self.tune is None:
             return []
         name, values = self.tune
         whole = isinstance(getattr(RECIPES[arm.recipe], name), int)
         tried = [int(value) if whole and float(value).is_integer() else value for value in values]
-        held_out = arm.under({"evaluate_on": "validation"})
+        held_out = arm.with_defaults({"evaluate_on": "validation"})
         return [replace(held_out.with_option(name, value), text=f"{arm.text} {name}={value:g}") for value in tried]
 
 
 def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
-    """``temperature=0.1,0.2`` as an option and its values."""
+    """Parse the value of ``--tune`` into the name of an option and the values to try.
+
+    >>> read_tune("learning-rate=0.1,0.2")
+    ('learning_rate', (0.1, 0.2))
+    """
     name, _, values = text.partition("=")
     try:
         return _option_name(name), tuple(float(value) for value in values.split(","))
@@ -88,7 +118,22 @@ def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
 
 
 def read_options(texts: Iterable[str]) -> dict[str, Any]:
-    """``name=value`` as options of train; numbers and true or false are read as such."""
+    """Parse values of ``--option``, each ``name=value``; numbers, true and false are read as JSON.
+
+    Args:
+        texts: One text for each option; hyphens in names count as underscores.
+
+    Returns:
+        Values by the name of the option. What is not JSON is kept as text.
+
+    Raises:
+        UnknownName: If no recipe has the option.
+        ArgumentError: If an option is given twice.
+
+    Example:
+        >>> read_options(["epochs=3", "encoder=resnet18"])
+        {'epochs': 3, 'encoder': 'resnet18'}
+    """
     options: dict[str, Any] = {}
     known = {field.name for recipe in RECIPES.values() for field in fields(recipe)}
     for text in texts:
@@ -110,9 +155,24 @@ def _option_name(text: str) -> str:
 
 
 def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads: int, allow_other_data: bool) -> int:
-    """The threads of every run: the number with which the comparison was begun, also where ``--jobs`` differ now.
+    """Write request.json of a new comparison, or check that a resumed one has the same options and data.
 
-    Raises for a folder whose comparison has other options, or was begun with other data. Arms and seeds may be added.
+    Arms and seeds may be added to a comparison; its other options may not change.
+
+    Args:
+        out: Folder of the comparison.
+        comparison: Request with its metric resolved.
+        data: Record of the data (training/data_record.py).
+        threads: Number of threads per run, for a new comparison.
+        allow_other_data: Accept data that differ from those of the earlier comparison.
+
+    Returns:
+        Number of threads of every run: that of the first start, even if ``--jobs`` is different now.
+
+    Raises:
+        FileError: If the folder has a comparison with other options.
+        DataChanged: If the folder has a comparison with other data.
+        Damaged: If request.json cannot be read.
     """
     path = out / "request.json"
     wanted = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
@@ -121,20 +181,20 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
         then, now = (
             one.get("common", {}) | {"tune": one.get("tune"), "metric": one.get("metric")} for one in (before, wanted)
         )
-        got = f"which was begun with other options ({changes(then, dict.fromkeys(then) | now)})"
+        got = f"which was started with other options ({changes(then, dict.fromkeys(then) | now)})"
         fix = "give the same options, or use another --out"
         raise FileError("compare", "the options of the comparison", path, got, fix)
     if before.get("data") and not allow_other_data:
         check_same_data("compare", out, before["data"], data)
-    begun_with = before.get("threads")
-    if begun_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
+    started_with = before.get("threads")
+    if started_with not in (None, threads) and "OMP_NUM_THREADS" in os.environ:
         warn_once(
             "compare.threads",
-            f"OMP_NUM_THREADS={threads} has no effect: this comparison was begun with {begun_with} for each run, on "
-            "which its figures depend. Use another --out to start a new one.",
+            f"OMP_NUM_THREADS={threads} has no effect: this comparison was started with {started_with} for each run, "
+            "and its results depend on that number. Use another --out to start a new one.",
         )
-    write_json(path, wanted | {"threads": begun_with or threads, "data": data}, run_again)
-    return int(begun_with or threads)
+    write_json(path, wanted | {"threads": started_with or threads, "data": data}, run_again)
+    return int(started_with or threads)
 
 
 def _read_request(path: Path) -> dict[str, Any]:
@@ -143,5 +203,5 @@ def _read_request(path: Path) -> dict[str, Any]:
     threads, data = found.get("threads"), found.get("data")
     common = isinstance(found.get("common", {}), dict)
     if not common or not isinstance(threads, int | None) or not (data is None or is_data_record(data)):
-        raise Damaged("compare", "what it was begun with", path, got="its options, threads or data are not", fix=advice)
+        raise Damaged("compare", "a valid request", path, got="its options, threads or data are not", fix=advice)
     return found

@@ -1,4 +1,9 @@
-"""The runs of a comparison: each in a process and a directory of its own, so that a killed one can resume."""
+"""Runs of a comparison: each one in a subprocess and a folder of its own, so that a killed comparison resumes.
+
+``run_all`` is the entry point, called by comparing.py for the arms and again for their tuned values. A run whose result
+is on disk is only read. memory.py decides when another run may start, progress.py reports how many have ended. The
+errors at the top name what ended a run, and say what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,8 @@ from typing import Any
 
 import torch
 
-from hardneg.comparing.arms import EXPRESSIONS, Arm, plainly
-from hardneg.comparing.memory import ChildPipes, Machine, NotBegun, num_cores, this_machine
+from hardneg.comparing.arms import EXPRESSIONS, Arm, canonical_options
+from hardneg.comparing.memory import ChildPipes, Machine, NotStarted, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED
 from hardneg.core.errors import HardnegError, warn_once
@@ -26,14 +31,21 @@ from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
-"""Default number of runs at once: one compiles, plans and evaluates while the other trains."""
+"""Default number of parallel runs on a GPU: one compiles, plans and evaluates while the other trains."""
 
 LONGEST = 80
-"""Characters of the options in the name of a run; the digest behind them tells longer ones apart."""
+"""Maximum number of characters of the options in a folder name; a digest after them distinguishes longer ones."""
 
 
 class RunFailed(HardnegError, OSError):
-    """A run of a comparison ended without figures; finished ones are kept, others resume from their checkpoints."""
+    """A run of a comparison ended without a result; finished runs are kept, others resume from their checkpoints.
+
+    Attributes:
+        run: Folder of the run.
+        ended: How its process ended, with the last line that it printed.
+        arm: The arm as text, where it is known.
+        seed: Seed of the run, where it is known.
+    """
 
     advice = "Fix or remove this arm and give the command again: finished runs are kept"
 
@@ -43,7 +55,7 @@ class RunFailed(HardnegError, OSError):
         self.args = (run, ended, arm, seed)
 
     def of(self, arm: str, seed: int) -> RunFailed:
-        """The same with the arm and the seed that it was."""
+        """Return the same error with the arm and the seed of the run."""
         return type(self)(self.run, self.ended, arm, seed)
 
     def __str__(self) -> str:
@@ -52,25 +64,25 @@ class RunFailed(HardnegError, OSError):
 
 
 class OutOfMemory(RunFailed):
-    """A run that ran out of memory."""
+    """A run ran out of memory."""
 
     advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept"
 
 
 class NoRoom(RunFailed):
-    """A run that found the disk full."""
+    """A run found the disk full."""
 
-    advice = "Make room, then give the same command again: finished runs are kept"
+    advice = "Free disk space, then give the same command again: finished runs are kept"
 
 
 class OtherData(RunFailed):
-    """A run that was started with other data."""
+    """A run on disk was started with other data."""
 
     advice = "Put back the data, use another --out, or --allow-other-data if it is meant to change"
 
 
 class Diverged(RunFailed):
-    """A run whose losses or weights were no longer finite."""
+    """The losses or weights of a run were no longer finite."""
 
 
 _failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
@@ -79,20 +91,38 @@ if hasattr(signal, "SIGKILL"):  # not on Windows; the system ends a process that
 
 
 @dataclass(frozen=True)
-class How:
-    """How the runs of a comparison are started."""
+class RunSettings:
+    """How the runs of a comparison are started.
 
-    jobs: int | None = None  # at a time; by default one for each core or two for each GPU
-    threads: int = 1  # of each run
+    Attributes:
+        jobs: Maximum number of runs at a time; by default one for each core, or two for each GPU.
+        threads: Number of threads of each run.
+        allow_other_data: Resume runs although their data have changed.
+    """
+
+    jobs: int | None = None
+    threads: int = 1
     allow_other_data: bool = False
 
 
 def run_all(
-    arms: list[Arm], seeds: list[int], out: Path, how: How, watcher: Watcher, *, may_diverge: bool = False
+    arms: list[Arm], seeds: list[int], out: Path, how: RunSettings, watcher: Watcher, *, may_diverge: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """For every arm the result with every seed; a finished run is only read.
+    """Train every arm with every seed, in parallel, and return the results.
 
-    With ``may_diverge``, a run whose losses are no longer finite has an empty result and ends nothing.
+    Args:
+        arms: Arms to train.
+        seeds: Seeds of every arm.
+        out: Folder of the comparison; runs are in ``out/runs``.
+        how: Number of parallel runs and threads.
+        watcher: Is notified of every run that ends.
+        may_diverge: Give a run whose losses are not finite an empty result, instead of raising.
+
+    Returns:
+        For every arm the results of its seeds, in order.
+
+    Raises:
+        RunFailed: If a run ends without a result. The other runs are stopped, and resume at the next call.
     """
     every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
     wanted = {run.path.name: (arm, seed, run) for arm, seed, run in every}
@@ -103,9 +133,9 @@ def run_all(
     def one(name: str) -> dict[str, Any]:
         arm, seed, run = wanted[name]
         try:
-            options = _as_begun(arm.complete(seed=seed), run)
+            options = _as_started(arm.complete(seed=seed), run)
             kept = run.result()
-            result = kept or _where_it_fits(arm.recipe, options, run, machine, how, pipes)
+            result = kept or _train_when_it_fits(arm.recipe, options, run, machine, how, pipes)
         except RunFailed as error:
             if not (may_diverge and isinstance(error, Diverged)):
                 machine.close()  # before this thread is free to begin another
@@ -120,8 +150,8 @@ def run_all(
             futures = {name: pool.submit(one, name) for name in wanted}
             ended = wait(futures.values(), return_when=FIRST_EXCEPTION).done
             failed = [run for run in futures.values() if run in ended and run.exception()]
-            # Of several that failed, the first is raised; those that were not begun because of it did not fail.
-            for run in sorted(failed, key=lambda one: isinstance(one.exception(), NotBegun)):
+            # Of several that failed, the first is raised; those that were not started because of it did not fail.
+            for run in sorted(failed, key=lambda one: isinstance(one.exception(), NotStarted)):
                 run.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -132,7 +162,7 @@ def run_all(
 
 
 def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
-    """As many as OMP_NUM_THREADS says, or the share of the cores that a run has beside the others."""
+    """Return the number of threads per run: OMP_NUM_THREADS, or an equal share of the cores for parallel runs."""
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if threads.isdecimal() and int(threads):
         return int(threads)
@@ -140,19 +170,21 @@ def usual_threads(arms: list[Arm], seeds: int, jobs: int | None) -> int:
 
 
 def _on_gpu(arms: list[Arm]) -> bool:
+    """Return whether an arm trains on a GPU of this machine."""
     return torch.cuda.is_available() and any(arm.complete().device != "cpu" for arm in arms)
 
 
 def usual_jobs(arms: list[Arm], seeds: int) -> int:
-    """By all runs, finished or not."""
+    """Return the default number of parallel runs; counts all runs, finished or not."""
     return min(len(arms) * seeds, RUNS_ON_A_GPU * torch.cuda.device_count() if _on_gpu(arms) else num_cores())
 
 
-def _where_it_fits(
-    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: How, pipes: ChildPipes
+def _train_when_it_fits(
+    recipe: str, options: TrainOptions, run: Run, machine: Machine, how: RunSettings, pipes: ChildPipes
 ) -> dict[str, Any]:
+    """Train a run as soon as there is memory for it; once more with fewer parallel runs where memory ran out."""
     while True:
-        with machine.beside_others(run) as place, pipes.one() as pipe:
+        with machine.reserve(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
             threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(how.threads))
             environ = {**place.environ, **threads, LEAVES_WITH_STDIN: str(pipe)}
@@ -163,23 +195,27 @@ def _where_it_fits(
                     raise
                 warn_once(
                     "compare.memory",
-                    f"Too little memory for the parallel runs: they continue with {machine.jobs} at a time. "
-                    "Use --jobs to start fewer.",
+                    f"Not enough memory for the parallel runs: continuing with {machine.jobs} at a time. "
+                    "Set --jobs to start fewer.",
                 )
 
 
 def run_of(arm: Arm, seed: int, out: Path) -> Run:
+    """Return the run of an arm with a seed, whether or not it has started."""
     return Run(out / "runs" / f"{folder_of(arm)}-seed{seed}")
 
 
 def folder_of(arm: Arm) -> str:
-    """A readable name that is the same for the same training; options that a later version adds do not change it.
+    """Return a readable folder name that is equal for equal training.
+
+    The name has the options that differ from the recipe's defaults, and a digest of them. So options that a later
+    version adds do not change it.
 
     >>> from hardneg.comparing.arms import parse_arm
     >>> folder_of(parse_arm("hcl(temperature=0.2) @ knn()"))
     'simclr-batches=knn-negatives=Tilt-1.0-tau_plus=0.1-temperature=0.2-...'
     """
-    usual, chosen = (plainly(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
+    usual, chosen = (canonical_options(options.as_dict()) for options in (RECIPES[arm.recipe](), arm.complete()))
     changed = {name: value for name, value in chosen.items() if value != usual[name]}
     digest = hashlib.blake2b(json.dumps([arm.recipe, changed], sort_keys=True).encode(), digest_size=4)
     if "batches" in changed:
@@ -189,21 +225,32 @@ def folder_of(arm: Arm) -> str:
     return "-".join(part for part in (arm.recipe, words, digest.hexdigest()) if part)
 
 
-def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
-    """The options as written when the run was started, of the same training: it resumes only with these."""
-    begun = begun_options(run)
-    return replace(options, **{name: begun[name] for name in EXPRESSIONS if name in begun})
+def _as_started(options: TrainOptions, run: Run) -> TrainOptions:
+    """Return the options as they were written when the run started; it resumes only with the same text."""
+    started = started_options(run)
+    return replace(options, **{name: started[name] for name in EXPRESSIONS if name in started})
 
 
-def begun_options(run: Run) -> dict[str, Any]:
-    """The options with which a run was begun; none before."""
+def started_options(run: Run) -> dict[str, Any]:
+    """Return the options with which a run was started; empty if it has not started."""
     return dict(run.whole_config()["options"]) if run.config_path.exists() else {}
 
 
 def in_a_process(
     recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], *, allow_other_data: bool = False
 ) -> dict[str, Any]:
-    """A run in a process of its own; where the environment names a pipe, it ends when that is closed."""
+    """Train one run in a subprocess and return its result.
+
+    Args:
+        recipe: Name of the recipe.
+        options: Options of the run.
+        run: Folder of the run.
+        environ: Environment variables. Where LEAVES_WITH_STDIN names a pipe, the run ends when that pipe is closed.
+        allow_other_data: Resume although the data have changed.
+
+    Raises:
+        RunFailed: If the process fails, or leaves no result; a subclass where its exit code names the reason.
+    """
     command = python("-m", "hardneg.training.recipes", recipe, str(run.path), json.dumps(options.as_dict()))
     command += ["--allow-other-data"] * allow_other_data
     pipe = int(environ.get(LEAVES_WITH_STDIN, subprocess.DEVNULL))
@@ -216,6 +263,7 @@ def in_a_process(
 
 
 def _ended(code: int, output: str) -> str:
+    """Describe how a process ended, with the last line of its output."""
     if code < 0:  # a killed process writes no final error: the last line may be of any time
         hint = ", as when memory runs out" if _failures.get(code) is OutOfMemory else ""
         return f"killed by {signal.Signals(-code).name}{hint}"

@@ -1,18 +1,22 @@
-"""How sure an accuracy, or the difference of two, is: intervals that count the seeds and the test items.
+"""Confidence intervals of an accuracy, and of the difference of two, over seeds and test items.
 
-Whether item i is right in the run with seed s, or its part of a score that is a mean over items, is a two-way table
-without replication: an effect of the run, one of the item, and a rest. The mean over the table estimates what other
-seeds and other test items of the same kind would give; with S seeds and N items its variance is
+Read ``outcomes_of`` (from the results of runs), then ``mean_of`` and ``difference_of`` (the estimates); verdict.py
+calls them.
+
+Whether item i is right in the run with seed s (or its part of a score that is a mean over items) is a two-way table
+without replication: an effect of the run, an effect of the item, and a residual. The mean over the table estimates what
+other seeds and other test items of the same kind would give; with S seeds and N items its variance is
 
     training / S  +  items / N,
 
-training the variance between the means of runs (on these items), items the variance between the means of items less
-what the rest adds to it. A difference of two arms has the table of the differences, item by item. The variance between
-its runs is that of the differences of runs with the same seed; with few seeds it is mixed with that of runs which are
-not paired, with weight (2 / (S - 1))^2. So three seeds have four degrees of freedom and not two, with which even a
-difference of three standard errors would be missed more often than found; where a good seed is good for both arms, the
-mixture errs on the side of no verdict. Both sources are added with Satterthwaite's degrees of freedom. What the
-intervals hold is simulated in experiments/verdict_simulation.py, with its table in docs/explanation/verdict.md.
+where training is the variance between the means of runs (on these items), and items the variance between the means of
+items without the part that the residual contributes. The difference of two arms uses the table of their differences,
+item by item. The variance between its runs is that of the differences of runs with the same seed; with few seeds it is
+mixed with that of unpaired runs, with weight (2 / (S - 1))^2. So three seeds have four degrees of freedom instead of
+two, with which even a difference of three standard errors would be missed more often than found. Where a good seed is
+good for both arms, the mixture errs on the side of no verdict. Both sources are added with Satterthwaite's degrees of
+freedom. The coverage of the intervals is simulated in experiments/verdict_simulation.py, with its table in
+docs/explanation/verdict.md.
 """
 
 from __future__ import annotations
@@ -29,26 +33,36 @@ from numpy.typing import NDArray
 from hardneg.io.embeddings import unpack_bits, unpack_numbers
 
 MARGIN = 1.05
-"""By which intervals are wider than Student's: for arms of unequal variance, and variables that are not normal."""
+"""Factor by which intervals are wider than Student's, for unequal variances and variables that are not normal."""
 LEAST_SEEDS = 3
-"""Fewer say too little about the variance between runs for any verdict."""
+"""Minimum number of seeds for a verdict: fewer estimate the variance between runs too poorly."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What the runs of one arm reached: the accuracy of each seed, and which test items each had right, if known.
+    """Results of one arm, by seed and by test item.
 
-    Of a score that is no accuracy, the parts of the items, whose mean it is.
+    Attributes:
+        accuracies: Score of each seed, shape [seeds].
+        correct: Whether each seed had each item right, shape [seeds, items], or the item's part of a score that is a
+            mean over items; None if that was not recorded.
+        num_test: Number of test items, if known.
     """
 
-    accuracies: NDArray[np.float64]  # [seeds]
-    correct: NDArray[np.float64] | None = None  # [seeds, items]
+    accuracies: NDArray[np.float64]
+    correct: NDArray[np.float64] | None = None
     num_test: int | None = None
 
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """A mean, its standard error and the degrees of freedom of that."""
+    """An estimated mean with its uncertainty.
+
+    Attributes:
+        value: Estimated mean.
+        error: Standard error of the mean.
+        freedom: Degrees of freedom of the standard error.
+    """
 
     value: float
     error: float
@@ -56,17 +70,22 @@ class MeanEstimate:
 
     @property
     def half_width(self) -> float:
-        """Half the 95 % interval."""
+        """Half the width of the 95 % confidence interval."""
         return _quantile(self.freedom) * self.error
 
     @property
     def detectable(self) -> float:
-        """The true difference that is found four times in five."""
+        """True difference that a comparison like this one detects with a probability of 80 %."""
         return detectable_errors(self.freedom) * self.error
 
 
 def outcomes_of(results: Sequence[Mapping[str, Any]], metric: str) -> Outcomes:
-    """Those of the results of an arm, one for each seed."""
+    """Collect the outcomes of an arm from the results of its runs.
+
+    Args:
+        results: Contents of result.json for each seed.
+        metric: Name of the score that decides.
+    """
     accuracies = np.array([float(result[metric]) for result in results])
     number = (results[0].get("num_items") or {}).get(metric, results[0].get("num_test"))
     if not number:
@@ -77,12 +96,18 @@ def outcomes_of(results: Sequence[Mapping[str, Any]], metric: str) -> Outcomes:
 
 
 def _per_item(result: Mapping[str, Any], metric: str, number: int) -> NDArray[Any] | None:
+    """Return the recorded outcome of each item, shape [items]: bits of an accuracy, or numbers of another score."""
     right = unpack_bits((result.get("correct") or {}).get(metric), number)
     return unpack_numbers((result.get("scores") or {}).get(metric), number) if right is None else right
 
 
 def mean_of(arm: Outcomes) -> MeanEstimate | None:
-    """The accuracy of an arm; None with too few seeds."""
+    """Estimate the mean accuracy of an arm over further seeds and test items; None with too few seeds.
+
+    Example:
+        >>> mean_of(Outcomes(np.array([0.80, 0.82, 0.84]), num_test=1000)).value.__round__(2)
+        0.82
+    """
     if len(arm.accuracies) < LEAST_SEEDS:
         return None
     training = float(arm.accuracies.var(ddof=1))
@@ -91,7 +116,21 @@ def mean_of(arm: Outcomes) -> MeanEstimate | None:
 
 
 def difference_of(arm: Outcomes, against: Outcomes) -> MeanEstimate | None:
-    """The accuracy of an arm less that of another with the same seeds and test items; None with too few seeds."""
+    """Estimate the difference in accuracy between two arms with the same seeds and test items.
+
+    Args:
+        arm: Outcomes of the arm.
+        against: Outcomes of the arm to subtract.
+
+    Returns:
+        Estimate of arm - against; None with too few seeds, or if the number of test items is unknown.
+
+    Example:
+        >>> arm, against = Outcomes(np.array([0.9, 0.91, 0.92]), num_test=9000), Outcomes(np.array([0.8, 0.81, 0.82]))
+        >>> found = difference_of(arm, against)
+        >>> abs(found.value - 0.1) < 1e-9, found.value > found.half_width
+        (True, True)
+    """
     seeds = len(arm.accuracies)
     if seeds < LEAST_SEEDS:
         return None
@@ -108,10 +147,10 @@ def difference_of(arm: Outcomes, against: Outcomes) -> MeanEstimate | None:
 
 
 def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple[float, float]:
-    """The variance between items, and that of the rest: what is left of a cell without its run and its item.
+    """Return the variance between items, and the residual variance after the effects of run and item.
 
-    If it is unknown which items were right, the arms count as if each had test items of its own, which is the most it
-    can be; and the variance between runs is at least that of rounding to a whole number of items.
+    If it is unknown which items were right, each arm counts as if it had test items of its own, which is an upper
+    bound; and the variance between runs is at least that of rounding to a whole number of items.
     """
     number = arms[0].num_test or 0
     if table is None or number < 2:
@@ -126,17 +165,19 @@ def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple
 def _estimate(
     arm: Outcomes, value: float, training: float, freedom: float, items: float, rest: float
 ) -> MeanEstimate | None:
+    """Add both sources of variance, with Satterthwaite's degrees of freedom; None without a number of items."""
     seeds, number = len(arm.accuracies), arm.num_test
     if not number:
         return None
     of_items = items / number
-    variance = max(training, rest / number) / seeds + of_items  # runs differ at least by the rest
+    variance = max(training, rest / number) / seeds + of_items  # runs differ at least by the residual
     uncertain = (training / seeds) ** 2 / freedom + of_items**2 / max(1, number - 1)
     return MeanEstimate(value, sqrt(variance), variance**2 / uncertain if uncertain > 0.0 else inf)
 
 
 @cache
 def _quantile(freedom: float) -> float:
+    """Return the widened 97.5 % quantile of Student's t."""
     from scipy.stats import t
 
     return MARGIN * float(t.ppf(0.975, freedom))
@@ -144,10 +185,18 @@ def _quantile(freedom: float) -> float:
 
 @cache
 def detectable_errors(freedom: float, power: float = 0.8) -> float:
-    """The true difference, in standard errors, that is beyond the interval with this power.
+    """Return the true difference, in standard errors, that is significant with probability ``power``.
 
-    With d the difference and s the estimated standard error over the true one, it is where
-    |d + z| > q s, z standard normal: the normal probabilities are integrated over the chi distribution of s.
+    With d the difference and s the estimated standard error over the true one, a difference is significant where
+    |d + z| > q s, z standard normal. The normal probabilities are integrated over the chi distribution of s.
+
+    Args:
+        freedom: Degrees of freedom of the standard error.
+        power: Probability of a significant result.
+
+    Example:
+        >>> round(detectable_errors(1e6), 2)  # 1.05 x 1.96 + 0.84
+        2.9
     """
     from scipy.integrate import quad
     from scipy.optimize import brentq

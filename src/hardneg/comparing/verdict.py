@@ -1,4 +1,8 @@
-"""Which differences are beyond noise: the table, and the sentences that terminal, JSON and page show."""
+"""Verdicts of a comparison: the table, which differences are significant, and the sentences that report them.
+
+``rows_of`` makes the table and ``verdicts_of`` the pairwise verdicts, from the estimates of statistics.py. ``answer``,
+``sentences`` and ``temperature_notes`` put them into words, once for comparison.json, the terminal and the report.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +15,67 @@ import numpy as np
 from hardneg.comparing.arms import Arm
 from hardneg.comparing.statistics import LEAST_SEEDS, Outcomes, difference_of, mean_of, outcomes_of
 
-BUT = ", before the gradient through its weights is counted"
-"""A tilt repels like a lower temperature exactly where its weights carry no gradient: Tilt(..., detach=True)."""
+GRADIENT_CAVEAT = ", before the gradient through its weights is counted"
+"""A tilt repels exactly like a lower temperature only if no gradient flows through its weights: Tilt(detach=True)."""
+
+SIDES = {
+    "above": "Significantly better",
+    "below": "Significantly worse",
+    "alike": "No significant difference",
+}
+"""Headings of the answer, by the standing of a verdict."""
 
 RunResults = Sequence[Mapping[str, Any]]
-"""The figures of every seed of an arm."""
+"""For one arm the results of its seeds."""
 
 
 @dataclass(frozen=True)
 class ArmRow:
-    """One arm's line of the table."""
+    """One arm's line of the table, as comparison.json has it.
+
+    Attributes:
+        arm: The arm as text.
+        values: Deciding metric of every seed.
+        mean: Mean of the values.
+        half_width: Half the 95 % interval of the mean, over seeds and test items; None with too few seeds.
+        difference: Mean difference from the first arm; None for the first arm itself.
+        difference_half_width: Half the 95 % interval of the difference.
+        detectable: True difference that would be detected with a probability of 80 %.
+        effective_temperature: Temperature / (1 + beta), at the strongest tilt of the schedule.
+        false_negatives: Share of false negatives, mean over the last records.
+        hardness: Mean similarity of the negatives, mean over the last records.
+        clamped: Share of pairs whose correction was clamped, mean over the last records.
+        steps: Number of training steps.
+        seconds: Mean training time of a run.
+        uses_labels: True if training uses labels.
+        collapsed: Number of runs that collapsed.
+    """
 
     arm: str
     values: list[float]
     mean: float
-    half_width: float | None  # of the 95 % interval of the mean, over seeds and test items
-    difference: float | None  # against the first arm
+    half_width: float | None
+    difference: float | None
     difference_half_width: float | None
-    detectable: float | None  # the true difference that is found four times in five
-    effective_temperature: float  # at the strongest tilt of its schedule
-    false_negatives: float  # this and the next two: means over the last records
+    detectable: float | None
+    effective_temperature: float
+    false_negatives: float
     hardness: float
     clamped: float
     steps: int
     seconds: float
     uses_labels: bool = False
-    collapsed: int = 0  # how many of its runs
+    collapsed: int = 0
 
 
 def rows_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[ArmRow]:
-    """The table: for each arm the results of all seeds, held against those of the first arm."""
+    """Return the table: one row per arm, with differences from the first arm.
+
+    Args:
+        arms: Arms of the comparison.
+        results: For every arm the results of its seeds.
+        metric: Name of the score that decides.
+    """
     rows: list[ArmRow] = []
     first = outcomes_of(results[0], metric)
     for arm, of_arm in zip(arms, results, strict=True):
@@ -69,17 +104,28 @@ def rows_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list
 
 
 def _mean_of_last(results: RunResults, name: str) -> float:
+    """Mean over seeds of a statistic of the last records; NaN where a run has none."""
     found = [result.get("final", {}).get(name) for result in results]
     return float(np.mean([np.nan if value is None else value for value in found]))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two arms held against each other, and what may be concluded.
+    """Comparison of two arms.
 
-    ``kind`` is "first" (against the first arm), "labels" (only one of the two sees labels, so nothing is concluded
-    about negatives), "peers" (both see labels and the first arm does not, or the reverse) or "temperature" (a tilt
-    against the untilted arm that repels alike).
+    Attributes:
+        arm: The arm as text.
+        against: The arm that it is compared with.
+        kind: "first" (against the first arm), "labels" (only one of the two uses labels, so nothing is concluded about
+            negatives), "peers" (both use labels and the first arm does not, or the reverse) or "temperature" (a tilted
+            arm against its untilted control).
+        difference: Difference of the means, as a share.
+        half_width: Half the 95 % interval of the difference; None where there is no verdict.
+        detectable: True difference that would be detected with a probability of 80 %.
+        seeds: Number of seeds.
+        num_test: Number of test items, if known.
+        alike_at: Where an arm and its untilted control repel alike, such as "effective temperature 0.25".
+        why_open: Why there is no verdict.
     """
 
     arm: str
@@ -90,12 +136,12 @@ class Verdict:
     detectable: float | None
     seeds: int
     num_test: int | None
-    alike_at: str = ""  # "effective temperature 0.25", where the two repel alike
-    why_open: str = ""  # where there is no verdict
+    alike_at: str = ""
+    why_open: str = ""
 
     @property
     def standing(self) -> str:
-        """ "above", "below" or "alike"; "open" with too few seeds, or without the number of test items."""
+        """Outcome: "above" or "below" (significant), "alike" (not significant), or "open" (no verdict)."""
         if self.half_width is None:
             return "open"
         if abs(self.difference) <= self.half_width:
@@ -103,39 +149,50 @@ class Verdict:
         return "above" if self.difference > 0 else "below"
 
     def sentence(self) -> str:
-        apart = f"{self.where()}: {self.worth()}."
+        """Return the whole finding as one or two sentences."""
+        apart = f"{self.position()}: {self.judgement()}."
         if self.kind == "labels":
-            return f"{apart} Only one of the two sees labels, so this is not a difference of negatives."
+            return f"{apart} Only one of the two uses labels, so this is not a difference between negatives."
         if self.alike_at:
-            return (
-                f"{apart} Both repel alike ({self.alike_at}): this is what is left of the tilt beside the temperature."
-            )
+            return f"{apart} Both repel alike ({self.alike_at}): this is the tilt's effect beyond its temperature."
         return apart
 
-    def where(self) -> str:
+    def position(self) -> str:
+        """Return the first half of the sentence: by how many points the arm is above or below the other."""
         points = 100.0 * self.difference
         side = "above" if points > 0 else "below"
         place = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
         return f"{self.arm} is {place} {self.against}"
 
-    def worth(self) -> str:
+    def judgement(self) -> str:
+        """Return the second half of the sentence: whether the difference is significant, with its interval."""
         if self.half_width is None or self.detectable is None:
             return "no verdict"  # the answer gives the reason
         points, width, seen = (100.0 * value for value in (self.difference, self.half_width, self.detectable))
         interval = f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
         if self.standing != "alike":
-            return f"beyond noise ({interval})"
+            return f"significant ({interval})"
         known = f"{self.seeds} seeds and {self.num_test:,} test items"
-        return f"not beyond noise ({interval}; with {known}, less than {seen:.2f} points is not found reliably)"
+        return f"not significant ({interval}; {known} do not reliably detect less than {seen:.2f} points)"
 
 
 def verdicts_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[Verdict]:
-    """Every arm against the first, those that see labels among themselves, and tilts against their temperature."""
+    """Return the verdicts of a comparison.
+
+    These are every arm against the first, arms that use labels against each other where the first does not (or the
+    reverse), and tilted arms against their untilted controls.
+
+    Args:
+        arms: Arms of the comparison.
+        results: For every arm the results of its seeds.
+        metric: Name of the score that decides.
+    """
     outcomes = [outcomes_of(of_arm, metric) for of_arm in results]
     return [_verdict(arms, outcomes, *pair) for pair in _pairs(arms)]
 
 
 def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
+    """Yield the pairs to compare, as positions among the arms, with the kind of their verdict."""
     sees = [arm.uses_labels for arm in arms]
     peer = next((i for i, one in enumerate(sees) if one != sees[0]), None)
     for i in range(1, len(arms)):
@@ -150,6 +207,7 @@ def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
 
 
 def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: str) -> Verdict:
+    """Compare arm i with arm j."""
     one, other = outcomes[i], outcomes[j]
     found, seeds = difference_of(one, other), len(one.accuracies)
     why_open = "the number of test items is not known"
@@ -170,33 +228,49 @@ def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: st
 
 
 def _alike_at(arm: Arm) -> str:
+    """Describe where the arm and its untilted control repel alike."""
     where = ", where the tilt is strongest" if arm.tilt_moves else ""
-    return f"effective temperature {arm.effective_temperature:.3g}{where}{BUT * (not arm.repels_so_exactly)}"
+    return f"effective temperature {arm.effective_temperature:.3g}{where}{GRADIENT_CAVEAT * (not arm.tilt_detached)}"
 
 
 def sentences(verdicts: Sequence[Verdict]) -> list[str]:
-    """Whether each difference is beyond noise, and how far several of them can be trusted together."""
+    """Return the sentence of each verdict, and a note on multiple comparisons if there are several."""
     judged = [one for one in verdicts if one.standing != "open"]
     return [one.sentence() for one in verdicts] + ([together(len(judged))] if len(judged) > 1 else [])
 
 
 def together(differences: int) -> str:
-    """Each 95 % interval is for one difference; over several, the error rates add up at most (Bonferroni)."""
+    """Return the note on multiple comparisons.
+
+    Each 95 % interval is for one difference; over several, the error rates add up at most (Bonferroni).
+    """
     return (
-        f"Each of the {differences} differences is judged by itself: were there none at all, one or more would look "
-        f"beyond noise in up to {chance_of_one(differences)} % of such comparisons."
+        f"Each of the {differences} differences is judged by itself: if all arms were equal, one or more would look "
+        f"significant in up to {chance_of_one(differences)} % of such comparisons."
     )
 
 
 def chance_of_one(differences: int) -> int:
+    """Return the highest chance, in percent, of at least one false finding among these differences.
+
+    >>> chance_of_one(3)
+    15
+    """
     return min(100, 5 * differences)
 
 
-SIDES = {"above": "Better beyond noise", "below": "Worse beyond noise", "alike": "No difference beyond noise"}
-
-
 def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
-    """The answer: which arms are better than the first. One that sees labels is never it against arms that do not."""
+    """Return the answer to which arms are better than the first.
+
+    Arms that use labels are never ranked against arms that do not; they are listed separately.
+
+    Args:
+        verdicts: Verdicts of the comparison, those against the first arm included.
+        measured: Name of the metric in words.
+
+    Returns:
+        Sentences for comparison.json, the terminal and the report.
+    """
     first, fair = verdicts[0], [one for one in verdicts if one.kind == "first"]
     apart = [one for one in verdicts if one.kind == "labels"]
     if first.half_width is None:
@@ -208,32 +282,36 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
             lines.append(f"{words}: {', '.join(named)}.")
     better = {one.arm for one in fair if one.standing == "above"}
     lines += [
-        f"But {one.arm} is not better beyond noise than {one.against}, which has its effective temperature: a lower "
-        "temperature may do as much."
+        f"But {one.arm} is not significantly better than {one.against}, which has its effective temperature: "
+        "lowering the temperature may have the same effect."
         for one in verdicts
         if one.kind == "temperature" and one.arm in better and one.standing != "above"
     ]
     if apart:
         names = ", ".join(one.arm for one in apart)
-        lines.append(f"Shown apart, as only one of the two sees labels: {names} beside {first.against}.")
+        lines.append(f"Reported separately, as only one of the two uses labels: {names} against {first.against}.")
     return lines
 
 
 def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
-    """A tilt acts like a lower temperature: names the tilted arms without an untilted control.
+    """Return a note for each tilted arm without an untilted control, since a tilt acts like a lower temperature.
 
-    Where the temperature is ``tuned``, any untilted arm that is like it otherwise is at the best it could have.
+    Args:
+        arms: Arms of the comparison.
+        tuned: True if the temperature was tuned: then any untilted arm that is otherwise equal is at its best
+            temperature, and is a control.
     """
     missing = (
-        "no untilted arm that is like it otherwise had its temperature tuned beside it, so a gain over the others may "
-        "be a gain of temperature. Add one."
+        "no untilted arm that is otherwise equal had its temperature tuned, so a gain over the others may come from "
+        "the temperature. Add one."
         if tuned
-        else "no untilted arm that is like it otherwise has that temperature, so a gain over the others may be a gain "
-        "of temperature. Add one, or use --tune temperature=..."
+        else "no untilted arm that is otherwise equal has that temperature, so a gain over the others may come from "
+        "the temperature. Add one, or use --tune temperature=..."
     )
     return [
         f"{arm.text} repels like temperature {arm.effective_temperature:.3g}"
-        f"{' where its tilt is strongest' if arm.tilt_moves else ''}{BUT * (not arm.repels_so_exactly)}; {missing}"
+        f"{' where its tilt is strongest' if arm.tilt_moves else ''}"
+        f"{GRADIENT_CAVEAT * (not arm.tilt_detached)}; {missing}"
         for arm in arms
         if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other, at_any_temperature=tuned) for other in arms)
     ]

@@ -1,4 +1,8 @@
-"""The contents of the page: the arms of a run or a comparison, their seeds, what is missing, and figures as text."""
+"""Contents of a report: the arms of a run or a comparison, their seeds, and what is missing.
+
+``PageContents`` has ``ArmRuns``, which have ``SeedRun``; reading.py and side_by_side.py construct them, and the modules
+of the sections (answer.py, table.py, curves.py, ...) read them. The functions at the end format numbers and names.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,30 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hardneg.comparing.arms import uses_labels
-from hardneg.comparing.cautions import cautions, same_weights, unlike, unlike_notes
+from hardneg.comparing.cautions import cautions, differing_settings, same_weights, settings_notes
 from hardneg.comparing.request import letter_of
 from hardneg.training.data_record import noun_in
 from hardneg.training.evaluation.measures import measure
 from hardneg.training.runs import Run
 
 ABSENT = "n/a"
+"""Text for a value that is missing or not finite."""
 
 ContentsTable = dict[str, Any]
-"""One line of the table, as comparison.json has it."""
+"""One line of the table, as it is in comparison.json."""
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What is on disk of one arm with one seed."""
+    """One arm with one seed, as it is on disk.
+
+    Attributes:
+        seed: Seed of the run.
+        run: Folder of the run.
+        config: Contents of config.json.
+        result: Contents of result.json; None before the run is finished.
+        metrics: Records over training, from metrics.jsonl.
+    """
 
     seed: int
     run: Run
@@ -32,64 +45,86 @@ class SeedRun:
 
     @property
     def options(self) -> dict[str, Any]:
+        """Options of the run."""
         return dict(self.config.get("options", {}))
 
     @property
     def trained(self) -> dict[str, Any] | None:
-        """The record of what was trained; None before training begins."""
+        """Record of what was trained (training/data_record.py); None before training starts."""
         return self.config.get("trained")
 
 
 @dataclass
 class ArmRuns:
-    """One arm: its letter on the page, its line of the table, and its runs."""
+    """One arm with its runs.
+
+    Attributes:
+        number: Position on the page, from 0.
+        text: The arm as text.
+        row: The arm's line of the table.
+        seeds: Runs of the arm, by seed.
+        alone: True for the arm of a single run, which has no letter.
+    """
 
     number: int
     text: str
     row: ContentsTable
     seeds: list[SeedRun] = field(default_factory=list)
-    alone: bool = False  # a single run has no letter
+    alone: bool = False
 
     @property
     def letter(self) -> str:
+        """Short name of the arm on the page; empty for a single run."""
         return "" if self.alone else letter_of(self.number)
 
     @property
     def uses_labels(self) -> bool:
-        """As the table says; without one, by the options of the runs."""
+        """True if training uses labels, as the table records it or else by the options of the runs."""
         return bool(self.row.get("uses_labels")) or any(
             uses_labels(one.config.get("recipe", ""), one.options) for one in self.seeds
         )
 
     def cautions(self) -> list[str]:
+        """Return the cautions of the arm, by the results and warnings of its runs."""
         options = self.seeds[0].options if self.seeds else {}
         warned = [warning for one in self.seeds for warning in one.run.warned()]
         return cautions(self.text, options, self.finished(), warned)
 
     def finished(self) -> list[dict[str, Any]]:
+        """Return the results of the finished runs."""
         return [one.result for one in self.seeds if one.result is not None]
 
 
 @dataclass(frozen=True)
 class PageContents:
-    """The contents of the page."""
+    """Everything that a page shows.
+
+    Attributes:
+        path: Folder of the run or comparison.
+        kind: "run", "comparison", "unfinished" (a comparison without comparison.json) or "several".
+        metric: Name of the metric that decides.
+        arms: Arms of the page; the first is the reference of a comparison.
+        missing: Sentences on runs and files that are missing.
+        facts: Contents of comparison.json, or of config.json for a single run.
+        parts: Contents of each path, if there are several.
+    """
 
     path: Path
-    kind: str  # "run", "comparison", "unfinished" (a comparison without comparison.json) or "several"
+    kind: str
     metric: str
     arms: list[ArmRuns]
     missing: list[str]
-    facts: dict[str, Any]  # comparison.json, or config.json of a single run
-    parts: list[PageContents] = field(default_factory=list)  # of several paths, each by itself
+    facts: dict[str, Any]
+    parts: list[PageContents] = field(default_factory=list)
 
     @property
     def runs(self) -> list[SeedRun]:
-        """Of all arms."""
+        """Runs of all arms."""
         return [one for arm in self.arms for one in arm.seeds]
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that all runs share."""
+        """Options that are equal in all runs."""
         every = [one.options for one in self.runs]
         if not every:
             return dict(self.facts.get("comparison", {}).get("common", {}))
@@ -97,38 +132,45 @@ class PageContents:
 
     @property
     def noun(self) -> str:
-        """What one item of the data is called; an item where runs that were made apart have several kinds."""
+        """Word for one item of the data, such as "image"; "item" if the runs have several kinds of data."""
         found = {noun_in((one.trained or {}).get("data", {}).get("test", {})) for one in self.runs} or {"image"}
         return found.pop() if len(found) == 1 else "item"
 
     @property
-    def unlike(self) -> list[str]:
-        """What differs between the arms beside their negatives."""
-        return unlike_notes(self.differing)
+    def differences(self) -> list[str]:
+        """Sentences on settings, other than the negatives, that differ between arms."""
+        return settings_notes(self.differing)
 
     @property
     def differing(self) -> dict[str, list[str]]:
-        return unlike([one.options for one in self.runs], [one.trained for one in self.runs])
+        """Settings, other than the negatives, that differ between runs, with their values."""
+        return differing_settings([one.options for one in self.runs], [one.trained for one in self.runs])
 
     @property
     def cautions(self) -> list[str]:
-        """As comparison.json says; without it, by the last records and the warnings of the runs."""
+        """Cautions from comparison.json; without it, from the last records and warnings of the runs."""
         if "cautions" in self.facts:
             return list(self.facts["cautions"])
         return [one for arm in self.arms for one in arm.cautions()]
 
     @property
     def same_weights(self) -> bool:
-        """Whether runs with the same seed began with the same weights, by the digests that they recorded."""
+        """True if runs with the same seed are known to have started with the same weights."""
         return same_weights([(one.seed, one.trained) for one in self.runs])
 
 
 def known(value: Any) -> TypeGuard[float]:
+    """Return whether the value is a finite number."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def missing_parts(arms: list[ArmRuns], seeds: int | None) -> list[str]:
-    """Which runs are not there or not finished, and which have lost a part that the page would show."""
+    """Return a sentence for each run that is missing or unfinished, or has lost a file that the page would show.
+
+    Args:
+        arms: Arms of the page.
+        seeds: Number of seeds that each arm should have; None: those that it has.
+    """
     problems = []
     for arm in arms:
         there = {one.seed: one for one in arm.seeds}
@@ -145,33 +187,49 @@ def missing_parts(arms: list[ArmRuns], seeds: int | None) -> list[str]:
 
 
 def two_digits(value: float) -> str:
+    """Format a number with two decimals."""
     return f"{value:.2f}"
 
 
 def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
+    """Format a share as a percentage, or "n/a" if it is not a number.
+
+    >>> percent(0.12345), percent(None)
+    ('12.35 %', 'n/a')
+    """
     return f"{100 * value:.{digits}f}{unit}" if known(value) else ABSENT
 
 
 def signed(value: float) -> str:
-    """In points; what rounds to nothing has no minus."""
+    """Format a difference of shares in points, with its sign; what rounds to zero has no minus.
+
+    >>> signed(0.0123), signed(-0.00001)
+    ('+1.23', '+0.00')
+    """
     return f"{100 * value:+z.2f}"
 
 
 def number(value: Any, form: str) -> str:
+    """Format a number, or "n/a" if the value is not a finite number."""
     return format(value, form) if known(value) else ABSENT
 
 
-def evaluated_in(story: PageContents) -> str:
-    """The split whose items are evaluated; both where runs that were made apart differ in it."""
-    every = [one.options for one in story.runs] or [story.facts.get("comparison", {}).get("common", {})]
+def evaluated_in(page: PageContents) -> str:
+    """Return the name of the split that is evaluated; both names if the runs differ in it."""
+    every = [one.options for one in page.runs] or [page.facts.get("comparison", {}).get("common", {})]
     return " or ".join(sorted({str(one.get("evaluate_on", "test")) for one in every}))
 
 
-def measure_in(story: PageContents, name: str) -> str:
-    """How a measure is called on the page; kNN by its k where that is the same in all runs."""
-    known_k = {result.get("k") for arm in story.arms for result in arm.finished()}
+def measure_in(page: PageContents, name: str) -> str:
+    """Return the name of a measure on the page; kNN with its k, if that is equal in all runs."""
+    known_k = {result.get("k") for arm in page.arms for result in arm.finished()}
     return measure(name, known_k.pop() if len(known_k) == 1 else None)
 
 
 def listed(parts: list[str]) -> str:
+    """Join texts with commas and "and".
+
+    >>> listed(["A", "B", "C"])
+    'A, B and C'
+    """
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

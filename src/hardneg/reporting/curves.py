@@ -1,4 +1,8 @@
-"""The records over training, one chart each."""
+"""Charts of the records over training, one per quantity.
+
+``CURVES`` lists the quantities with their texts; ``curves_of`` draws those that the runs recorded, and is called by
+write.py.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,23 @@ from hardneg.reporting.contents import ArmRuns, PageContents, known
 
 @dataclass(frozen=True)
 class Curve:
-    """One record over training, and how it is drawn and explained."""
+    """One quantity over training.
+
+    Attributes:
+        key: Name in the records (metrics.jsonl).
+        name: Heading of the chart.
+        unit: Label of the axis.
+        explained: Caption; ``{noun}`` stands for the word for an item.
+        show: Formats a value.
+        dashed_key: Name of a second quantity, drawn dotted where it differs.
+    """
 
     key: str
     name: str
     unit: str
     explained: str
     show: Callable[[float], str]
-    beside: str | None = None  # drawn dashed where it differs
+    dashed_key: str | None = None
 
 
 def _short(value: float) -> str:
@@ -34,7 +47,7 @@ def _as_percent(value: float) -> str:
 CURVES = (
     Curve(
         "loss", "Loss", "loss, nats",
-        "What training makes smaller. Losses of arms with other temperatures or negatives are on different scales: "
+        "The quantity that training minimises. Losses with other temperatures or negatives are on different scales: "
         "compare shapes, not heights.", _short,
     ),
     Curve(
@@ -52,7 +65,7 @@ CURVES = (
     ),
     Curve(
         "clamped", "Clamped", "share of pairs",
-        "Where the correction for false negatives was cut off.", _as_percent,
+        "Where the correction for false negatives was clamped to its smallest possible value.", _as_percent,
     ),
     Curve(
         "attracted", "Attracted negatives", "share of negatives",
@@ -74,22 +87,27 @@ CURVES = (
     ),
     Curve(
         "monitor", "Monitor", "the higher the better",
-        "What --monitor watches, on items of training: the share that nearest neighbours or retrieval get right, or "
+        "The metric of --monitor on training items: the share that nearest neighbours or retrieval get right, or "
         "Spearman's correlation.", _as_percent,
     ),
-    Curve("learning_rate", "Learning rate", "step size", "As the schedule has it.", _short),
-    Curve("empty", "Anchors without a negative", "share of anchors", "They teach nothing.", _as_percent),
+    Curve("learning_rate", "Learning rate", "step size", "Set by the schedule.", _short),
+    Curve("empty", "Anchors without a negative", "share of anchors", "They do not train the encoder.", _as_percent),
 )  # fmt: skip
 
 
-def curves_of(story: PageContents) -> dict[str, Any]:
-    """The charts, those that never change by name, or a sentence in their place."""
-    records = [one.metrics for one in story.runs if one.metrics]
+def curves_of(page: PageContents) -> dict[str, Any]:
+    """Return the charts of the page.
+
+    Returns:
+        "cards" with (curve, chart), "constant" with the names of quantities that never change, and "instead" with the
+        sentence that replaces the charts if there are none.
+    """
+    records = [one.metrics for one in page.runs if one.metrics]
     if records and max(map(len, records)) == 1:
-        return {"instead": _one_record(records, alone=story.kind == "run")}
+        return {"instead": _one_record(records, alone=page.kind == "run")}
     cards, constant = [], []
     for curve in CURVES:
-        lines = [line for arm in story.arms if (line := _line(curve, arm)) is not None]
+        lines = [line for arm in page.arms if (line := _line(curve, arm)) is not None]
         values = [value for line in lines for _, value in line.points]
         if not values:
             continue
@@ -104,31 +122,34 @@ def curves_of(story: PageContents) -> dict[str, Any]:
 
 
 def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:
+    """Return the sentence for runs with a single record, which have no curve."""
     steps = sorted({str(of_run[0].get("step", "?")) for of_run in records}, key=len)
     return (
-        f"{'The run has' if alone else 'Every run has'} one record only, of step {' or '.join(steps)}, so "
-        f"there is no curve to draw. {'--log-every 1' if alone else '--option log_every=1'} gives one for each step."
+        f"{'The run has' if alone else 'Every run has'} only one record, of step {' or '.join(steps)}, so "
+        f"there is no curve to draw. {'--log-every 1' if alone else '--option log_every=1'} records every step."
     )
 
 
 def _line(curve: Curve, arm: ArmRuns) -> Line | None:
+    """Return the line of an arm: its mean, every seed, and the second quantity where it differs."""
     seeds = [points for one in arm.seeds if (points := _points_of(one.metrics, curve.key))]
     if not seeds:
         return None
     mean, dashed = _mean_line(seeds), []
-    if curve.beside is not None:
-        beside = _mean_line([_points_of(one.metrics, curve.beside) for one in arm.seeds])
-        differs = any(abs(a[1] - b[1]) > 1e-3 for a, b in zip(mean, beside, strict=False))
-        dashed = beside if differs else []
+    if curve.dashed_key is not None:
+        other = _mean_line([_points_of(one.metrics, curve.dashed_key) for one in arm.seeds])
+        differs = any(abs(a[1] - b[1]) > 1e-3 for a, b in zip(mean, other, strict=False))
+        dashed = other if differs else []
     return Line(arm.letter, arm.text, arm.number, mean, seeds, dashed)
 
 
 def _points_of(metrics: list[dict[str, Any]], key: str) -> list[Point]:
+    """Return (step, value) of a quantity for all records that have it."""
     return [(float(r["step"]), float(r[key])) for r in metrics if "step" in r and known(r.get(key))]
 
 
 def _mean_line(seeds: list[list[Point]]) -> list[Point]:
-    """The mean over the seeds at every step that most of them have reached, so that it has no jump where one stops."""
+    """Return the mean at each step that most seeds have reached, so that it does not jump where one stops."""
     at: dict[float, list[float]] = {}
     for points in seeds:
         for step, value in points:

@@ -1,4 +1,7 @@
-"""Similarities of same-class and other-class pairs, arm by arm, and how often the former are more alike."""
+"""Similarity histograms of same-class and other-class pairs for each arm, and how well the classes are separated.
+
+The histograms come from result.json; the separation is computed from embeddings.npz. Called by write.py.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from hardneg.pages.charts.histogram import Shares, histogram_chart
 from hardneg.reporting.contents import ArmRuns, PageContents, known
 from hardneg.training.evaluation.pairs import above_diagonal
 
-MOST_IMAGES = 2000
-"""Evaluated items whose pairs are compared; where there are more, as many are drawn, the same for every run."""
+MAX_ITEMS = 2000
+"""Maximum number of evaluated items whose pairs are compared; of more, a random sample, the same for every run."""
 
 
-def histograms_of(story: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
-    """For each arm what it says of its pairs, and the chart."""
-    found = [(arm, counts) for arm in story.arms if (counts := _counts(arm)) is not None]
+def histograms_of(page: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
+    """Return for each arm the sentence on its separation and its chart; empty if no run has labelled pairs."""
+    found = [(arm, counts) for arm in page.arms if (counts := _counts(arm)) is not None]
     if not found:
         return []
     low, high = _occupied([counts for _, counts in found])
@@ -30,11 +33,11 @@ def histograms_of(story: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
     highest = max(max(*same, *other) for _, _, _, same, other in shares)
     cards = []
     for arm, counts, edges, same, other in shares:
-        sentence, many = "", any((result.get("num_test") or 0) > MOST_IMAGES for result in arm.finished())
+        sentence, many = "", any((result.get("num_test") or 0) > MAX_ITEMS for result in arm.finished())
         if (share := separation_of(arm)) is not None:
-            drawn = f", among {MOST_IMAGES:,} {story.noun}s drawn from them" * many
+            drawn = f", in a random sample of {MAX_ITEMS:,} {page.noun}s" * many
             sentence = (
-                f"A same-class pair is more alike than an other-class pair {100 * share:.1f} % of the time{drawn}."
+                f"A same-class pair is more similar than an other-class pair {100 * share:.1f} % of the time{drawn}."
             )
         kinds = (
             Shares("same-class pairs", same, counts["same_mean"]),
@@ -45,8 +48,8 @@ def histograms_of(story: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
 
 
 def _counts(arm: ArmRuns) -> dict[str, Any] | None:
-    """The counts of all seeds together, and the means over them; None without pairs of both kinds."""
-    seeds = [found for result in arm.finished() if _whole(found := result.get("similarities", {}))]
+    """Return the counts of all seeds together and the means over them; None without pairs of both kinds."""
+    seeds = [found for result in arm.finished() if _valid(found := result.get("similarities", {}))]
     seeds = [one for one in seeds if one["edges"] == seeds[0]["edges"]]
     if not seeds:
         return None
@@ -57,8 +60,8 @@ def _counts(arm: ArmRuns) -> dict[str, Any] | None:
     return {"edges": seeds[0]["edges"], **summed, **means}
 
 
-def _whole(found: dict[str, Any]) -> bool:
-    """Whether these are two histograms with pairs, over one set of rising edges."""
+def _valid(found: dict[str, Any]) -> bool:
+    """Return whether the record has two histograms with pairs, over one set of increasing edges."""
     edges, same, other = (found.get(name, []) for name in ("edges", "same", "other"))
     if not (known(found.get("same_mean")) and known(found.get("other_mean"))):
         return False
@@ -68,7 +71,7 @@ def _whole(found: dict[str, Any]) -> bool:
 
 
 def _occupied(every: list[dict[str, Any]]) -> tuple[float, float]:
-    """The range of similarities in which any arm has pairs worth drawing."""
+    """Return the range of similarities in which any arm has pairs worth drawing."""
     low, high = 1.0, -1.0
     for counts in every:
         for kind in ("same", "other"):
@@ -79,6 +82,7 @@ def _occupied(every: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float], list[float], list[float]]:
+    """Return the edges inside the range, and the share of same-class and other-class pairs in each bin."""
     edges = counts["edges"]
     inside = [i for i in range(len(edges) - 1) if edges[i] >= low - 1e-9 and edges[i + 1] <= high + 1e-9]
     same, other = ([counts[kind][i] / sum(counts[kind]) for i in inside] for kind in ("same", "other"))
@@ -86,30 +90,43 @@ def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float
 
 
 def separation_of(arm: ArmRuns) -> float | None:
-    """The mean over the seeds, each by itself: pairs of two encoders are not compared. None without embeddings."""
+    """Return the mean separation over the seeds of an arm; None without embeddings.
+
+    Each seed counts by itself, since similarities of two encoders are not comparable.
+    """
     files = [one.run.path / "embeddings.npz" for one in arm.seeds if one.result is not None]
     found = [share for file in files if (share := _of_file(file)) is not None]
     return sum(found) / len(found) if found else None
 
 
 def _of_file(file: Path) -> float | None:
-    """None without a file or labels; without those of a damaged file the mean is of other seeds, so that it warns."""
+    """Return the separation of one run; None without a file or labels. A damaged file warns and is left out."""
     if not file.is_file():
         return None
     try:
         features, labels = load_evaluated(file)
     except (OSError, ValueError) as error:
-        warn_once(f"damaged embeddings: {file}", f"How well classes are apart leaves out a run: {error}")
+        warn_once(f"damaged embeddings: {file}", f"The separation of the classes leaves out a run: {error}")
         return None
     return None if labels is None else separation(features, labels)
 
 
 def separation(x: EmbeddingRows, y: Labels) -> float | None:
-    """The share of all (same-class pair, other-class pair) in which the first is more alike; ties count half.
+    """Return the probability that a same-class pair is more similar than an other-class pair (ties count half).
 
-    None where there is no pair of one kind.
+    Args:
+        x: Embeddings, shape [n, d]; at most ``MAX_ITEMS`` random rows are used, the same for every run.
+        y: Labels, shape [n].
+
+    Returns:
+        A probability, or None if there is no pair of one kind.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> separation(x, torch.tensor([0, 0, 1, 1]))
+        1.0
     """
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_IMAGES]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MAX_ITEMS]
     x, y = normalize(x[order].double(), dim=1), y[order]
     cosines, alike = above_diagonal(x @ x.T), above_diagonal(y[:, None] == y)
     same, other = cosines[alike], cosines[~alike].sort().values

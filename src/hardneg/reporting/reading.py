@@ -1,4 +1,8 @@
-"""Run directories and comparisons as they are on disk; parts that are missing are named, not fatal."""
+"""Read runs and comparisons from disk; what is missing is listed on the page, and does not stop it.
+
+The constants describe the expected shapes of the JSON files, against which ``checked`` validates them: a file may be
+damaged, or of another version. ``read_contents`` reads one path; side_by_side.py uses the other functions for several.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hardneg.comparing.arms import Arm, parse_arm, plainly
+from hardneg.comparing.arms import Arm, canonical_options, parse_arm
 from hardneg.comparing.runs import folder_of
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
@@ -19,169 +23,27 @@ from hardneg.training.options import RECIPES
 from hardneg.training.runs import Run
 
 MOST_SEEDS = 10_000
-_odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What options of another version, or of other kinds, may raise."""
-
-
-def read_story(path: Path) -> PageContents:
-    """What is there of a run or a comparison; parts that are missing are named, not fatal."""
-    if (path / "comparison.json").is_file():
-        return _read_comparison(path)
-    if (path / "config.json").is_file():
-        one = read_run(path)
-        text = arm_text(one.config, ["negatives", "tau_plus", "batches"])
-        metric = headline_of(one.result or {})
-        arm = ArmRuns(0, text, row_of([one], metric), [one], alone=True)
-        return PageContents(path, "run", metric, [arm], missing_parts([arm], None), one.config)
-    if any((path / "runs").glob("*/config.json")):
-        return _read_unfinished(path)
-    what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
-    raise FileError("report", what, path, None if path.exists() else "which is not there")
-
-
-def _read_comparison(path: Path) -> PageContents:
-    file = path / "comparison.json"
-    facts = checked(read_json(file, "compare again", who="report"), COMPARISON, file, needs=("rows",))
-    rows = [checked(row, ROW, file, f"rows[{i}]", needs=("arm", "values")) for i, row in enumerate(facts["rows"])]
-    if not rows or not all(row["values"] for row in rows):
-        raise FileError("report", "a comparison with rows and values", file, fix="compare again")
-    seeds = facts.get("comparison", {}).get("seeds", len(rows[0]["values"]))
-    metric = _metric(facts, file)
-    if seeds > MOST_SEEDS:
-        raise FileError("report", f"at most {MOST_SEEDS} seeds", file, f"which has {seeds}")
-    runs = [read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
-    arms = []
-    for number, row in enumerate(rows):
-        wanted = wanted_arm(row["arm"], facts)
-        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
-        arms.append(ArmRuns(number, row["arm"], row, one_per_seed(found)))
-    return PageContents(path, "comparison", metric, arms, missing_parts(arms, seeds), facts)
-
-
-def _read_unfinished(path: Path) -> PageContents:
-    """Runs of a comparison that was stopped: what is finished, under names made of the options that differ."""
-    groups: dict[str, list[SeedRun]] = {}
-    for one in sorted((path / "runs").glob("*/config.json")):
-        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(read_run(one.parent))
-    file = path / "request.json"
-    request = checked(read_json(file, "delete it", who="report"), REQUEST, file) if file.is_file() else {}
-    metric = _metric(request, file)
-    differing = differing_options([run for runs in groups.values() for run in runs])
-    arms = []
-    for number, runs in enumerate(groups.values()):
-        runs = one_per_seed(runs)
-        arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
-    seeds = min(MOST_SEEDS, max(one.seed for arm in arms for one in arm.seeds) + 1)
-    return PageContents(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
-
-
-def _metric(facts: dict[str, Any], file: Path) -> str:
-    metric = str(facts.get("metric", USUAL))
-    if metric not in MEASURES:
-        raise FileError("report", f"a metric among {', '.join(MEASURES)}", file, f"which has {printable(metric, 40)!r}")
-    return metric
-
-
-def read_run(path: Path) -> SeedRun:
-    run = Run(path)
-    config = checked(run.config(), CONFIG, run.config_path)
-    found = run.result()
-    result = None if found is None else checked(found, RESULT, run.result_path)
-    metrics = checked(run.metrics(), [RECORD], run.metrics_path)
-    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, metrics)
-
-
-def one_per_seed(runs: Iterable[SeedRun]) -> list[SeedRun]:
-    """In the order of the seeds; of copies of one run only one counts, a finished one if there is."""
-    chosen: dict[int, SeedRun] = {}
-    for one in runs:
-        before = chosen.get(one.seed)
-        if before is None or (before.result is None and one.result is not None):
-            chosen[one.seed] = one
-    return [chosen[seed] for seed in sorted(chosen)]
-
-
-def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
-    """The arm with the common options and its tuned value; None where this version cannot read it."""
-    request, tuned = facts.get("comparison", {}), facts.get("tuned")
-    try:
-        arm = parse_arm(text).under(request.get("common", {}))
-        if request.get("tune") and tuned and text in tuned:
-            arm = arm.with_option(request["tune"][0], tuned[text])
-        arm.complete()
-    except _odd:
-        return None
-    return arm
-
-
-def _is_of(one: SeedRun, arm: Arm) -> bool:
-    """Whether the run has the recipe and the options of the arm, or the folder that they have in a comparison.
-
-    Options that a later version added do not count, and defaults that it changed do not change the folder.
-    """
-    if one.config.get("recipe") != arm.recipe:
-        return False
-    wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
-    try:
-        if one.run.path.name == f"{folder_of(arm)}-seed{one.seed}":
-            return True
-        mine, theirs = plainly(wanted), plainly(one.options)
-    except _odd:  # an expression of another version
-        return False
-    return all(theirs[name] == value for name, value in mine.items() if name in theirs)
-
-
-def differing_options(runs: list[SeedRun]) -> list[str]:
-    """The options, other than the seed, that are not the same in all runs."""
-    every = [run.options for run in runs]
-    names = dict.fromkeys(name for options in every for name in options)
-    return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
-
-
-def arm_text(config: dict[str, Any], names: list[str]) -> str:
-    """The run as an arm: its temperature, and those of the named options that are not the recipe's defaults."""
-    recipe, options = config.get("recipe", "run"), config.get("options", {})
-    usual = RECIPES[recipe]().as_dict() if recipe in RECIPES else {}
-    shown = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
-    shown = [name for name in dict.fromkeys(["temperature", *shown]) if name in options]
-    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
-
-
-def row_of(runs: list[SeedRun], metric: str) -> ContentsTable:
-    """The line of an arm outside of a finished comparison: means of what is there, and no intervals."""
-    results = [one.result for one in runs if one.result is not None]
-    final = [result.get("final", {}) for result in results]
-    if results:
-        steps = results[0].get("steps")
-    else:  # none is finished: use the records so far
-        final = [one.metrics[-1] for one in runs if one.metrics]
-        steps = max((record.get("step", 0) for record in final), default=None)
-
-    def mean(values: Iterable[Any]) -> float | None:
-        there = [float(v) for v in values if known(v)]
-        return sum(there) / len(there) if there else None
-
-    values = [float(result[metric]) for result in results if metric in result]
-    row: ContentsTable = {"values": values, "mean": mean(values), "steps": steps}
-    row["seconds"] = mean(result.get("seconds") for result in results)
-    names = ("effective_temperature", "false_negatives", "hardness", "clamped")
-    return row | {name: mean(record.get(name) for record in final) for name in names}
-
+"""Maximum number of seeds; more are taken for a damaged file."""
+_unreadable = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that options of another version, or of other types, may raise."""
 
 RecordShape = Any
-"""A kind of value, a list of one shape, a dict of shapes by name ("*": any other), or a tuple of a list's parts."""
+"""A ``FieldKind``, [shape] for a list, {name: shape} for a dict ("*": any other name), or a tuple for a fixed list."""
 
 
 def _is_number(value: Any) -> bool:
+    """True for a finite number of a size that charts can show."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return plain and abs(value) < 1e100 and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:
+    """True for a whole number that can be a count."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1e15
 
 
 FieldKind = tuple[str, Callable[[Any], bool]]
+"""Name of a kind of value for errors, and the test for it."""
 NUMBER: FieldKind = ("a number", _is_number)
 WHOLE: FieldKind = ("a whole number", _is_whole)
 TEXT: FieldKind = ("text", lambda value: isinstance(value, str))
@@ -224,10 +86,134 @@ COMPARISON = {
 REQUEST = {"metric": TEXT, "common": {"*": ANYTHING}}
 
 
-def checked(value: Any, shape: RecordShape, path: Path, where: str = "", *, needs: tuple[str, ...] = ()) -> Any:
-    """The value without its nulls, which stand for what is not known; raises where it has another shape.
+def read_contents(path: Path) -> PageContents:
+    """Read a run, a comparison, or a comparison that was stopped.
 
-    ``needs`` are the names that must be there.
+    Args:
+        path: Folder with config.json (a run), comparison.json (a comparison) or runs/ (one that was stopped).
+
+    Raises:
+        FileError: If the folder has none of these, or a file in it has unexpected contents.
+    """
+    if (path / "comparison.json").is_file():
+        return _read_comparison(path)
+    if (path / "config.json").is_file():
+        one = read_run(path)
+        text = arm_text(one.config, ["negatives", "tau_plus", "batches"])
+        metric = headline_of(one.result or {})
+        arm = ArmRuns(0, text, row_of([one], metric), [one], alone=True)
+        return PageContents(path, "run", metric, [arm], missing_parts([arm], None), one.config)
+    if any((path / "runs").glob("*/config.json")):
+        return _read_unfinished(path)
+    what = "a run (a directory with config.json) or a comparison (one with comparison.json or runs/)"
+    raise FileError("report", what, path, None if path.exists() else "which is not there")
+
+
+def read_run(path: Path) -> SeedRun:
+    """Read the files of one run.
+
+    Raises:
+        FileError: If one of them has unexpected contents.
+    """
+    run = Run(path)
+    config = checked(run.config(), CONFIG, run.config_path)
+    found = run.result()
+    result = None if found is None else checked(found, RESULT, run.result_path)
+    metrics = checked(run.metrics(), [RECORD], run.metrics_path)
+    return SeedRun(int(config.get("options", {}).get("seed", 0)), run, config, result, metrics)
+
+
+def one_per_seed(runs: Iterable[SeedRun]) -> list[SeedRun]:
+    """Return one run per seed, in the order of the seeds; a finished one if there are copies."""
+    chosen: dict[int, SeedRun] = {}
+    for one in runs:
+        before = chosen.get(one.seed)
+        if before is None or (before.result is None and one.result is not None):
+            chosen[one.seed] = one
+    return [chosen[seed] for seed in sorted(chosen)]
+
+
+def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
+    """Return the arm of a row with the common options and its tuned value; None if this version cannot parse it.
+
+    Args:
+        text: The arm as text.
+        facts: Contents of comparison.json.
+    """
+    request, tuned = facts.get("comparison", {}), facts.get("tuned")
+    try:
+        arm = parse_arm(text).with_defaults(request.get("common", {}))
+        if request.get("tune") and tuned and text in tuned:
+            arm = arm.with_option(request["tune"][0], tuned[text])
+        arm.complete()
+    except _unreadable:
+        return None
+    return arm
+
+
+def differing_options(runs: list[SeedRun]) -> list[str]:
+    """Return the names of the options, other than the seed, that differ between runs."""
+    every = [run.options for run in runs]
+    names = dict.fromkeys(name for options in every for name in options)
+    return [name for name in names if name != "seed" and any(other.get(name) != every[0].get(name) for other in every)]
+
+
+def arm_text(config: dict[str, Any], names: list[str]) -> str:
+    """Write a run as an arm: its temperature, and the named options that are not the recipe's defaults.
+
+    Args:
+        config: Contents of config.json.
+        names: Names of options to write.
+
+    Example:
+        >>> arm_text({"recipe": "simclr", "options": {"temperature": 0.2, "dim": 16}}, ["dim"])
+        'simclr(temperature=0.2, dim=16)'
+    """
+    recipe, options = config.get("recipe", "run"), config.get("options", {})
+    usual = RECIPES[recipe]().as_dict() if recipe in RECIPES else {}
+    shown = [name for name in names if name in options and (name not in usual or options[name] != usual[name])]
+    shown = [name for name in dict.fromkeys(["temperature", *shown]) if name in options]
+    return f"{recipe}({', '.join(f'{name}={options[name]!r}' for name in shown)})"
+
+
+def row_of(runs: list[SeedRun], metric: str) -> ContentsTable:
+    """Return the table row of an arm outside of a finished comparison: means of the finished runs, without intervals.
+
+    Args:
+        runs: Runs of the arm; the last records are used if none is finished.
+        metric: Name of the metric that decides.
+    """
+    results = [one.result for one in runs if one.result is not None]
+    final = [result.get("final", {}) for result in results]
+    if results:
+        steps = results[0].get("steps")
+    else:  # none is finished: use the records so far
+        final = [one.metrics[-1] for one in runs if one.metrics]
+        steps = max((record.get("step", 0) for record in final), default=None)
+
+    def mean(values: Iterable[Any]) -> float | None:
+        there = [float(v) for v in values if known(v)]
+        return sum(there) / len(there) if there else None
+
+    values = [float(result[metric]) for result in results if metric in result]
+    row: ContentsTable = {"values": values, "mean": mean(values), "steps": steps}
+    row["seconds"] = mean(result.get("seconds") for result in results)
+    names = ("effective_temperature", "false_negatives", "hardness", "clamped")
+    return row | {name: mean(record.get(name) for record in final) for name in names}
+
+
+def checked(value: Any, shape: RecordShape, path: Path, where: str = "", *, needs: tuple[str, ...] = ()) -> Any:
+    """Return the value without its nulls, which stand for unknown, after checking its shape.
+
+    Args:
+        value: Contents of a JSON file, or a part of them.
+        shape: Expected shape.
+        path: The file, for the error.
+        where: Name of the part, for the error.
+        needs: Names that must be present.
+
+    Raises:
+        FileError: If the value has another shape.
     """
     if isinstance(shape, dict):
         found = _kind(value, dict, "names and values", path, where)
@@ -253,12 +239,76 @@ def checked(value: Any, shape: RecordShape, path: Path, where: str = "", *, need
     return [None if one is None else checked(one, part, path, f"{where}[{i}]") for i, (one, part) in pairs]
 
 
+def _read_comparison(path: Path) -> PageContents:
+    """Read a finished comparison, and match its runs with the rows of its table."""
+    file = path / "comparison.json"
+    facts = checked(read_json(file, "run hardneg compare again", who="report"), COMPARISON, file, needs=("rows",))
+    rows = [checked(row, ROW, file, f"rows[{i}]", needs=("arm", "values")) for i, row in enumerate(facts["rows"])]
+    if not rows or not all(row["values"] for row in rows):
+        raise FileError("report", "a comparison with rows and values", file, fix="run hardneg compare again")
+    seeds = facts.get("comparison", {}).get("seeds", len(rows[0]["values"]))
+    metric = _metric(facts, file)
+    if seeds > MOST_SEEDS:
+        raise FileError("report", f"at most {MOST_SEEDS} seeds", file, f"which has {seeds}")
+    runs = [read_run(one.parent) for one in sorted((path / "runs").glob("*/config.json"))]
+    arms = []
+    for number, row in enumerate(rows):
+        wanted = wanted_arm(row["arm"], facts)
+        found = [one for one in runs if wanted is not None and one.seed < seeds and _is_of(one, wanted)]
+        arms.append(ArmRuns(number, row["arm"], row, one_per_seed(found)))
+    return PageContents(path, "comparison", metric, arms, missing_parts(arms, seeds), facts)
+
+
+def _read_unfinished(path: Path) -> PageContents:
+    """Read the runs of a comparison that was stopped; arms are named by the options that differ."""
+    groups: dict[str, list[SeedRun]] = {}
+    for one in sorted((path / "runs").glob("*/config.json")):
+        groups.setdefault(one.parent.name.rpartition("-seed")[0] or one.parent.name, []).append(read_run(one.parent))
+    file = path / "request.json"
+    request = checked(read_json(file, "delete it", who="report"), REQUEST, file) if file.is_file() else {}
+    metric = _metric(request, file)
+    differing = differing_options([run for runs in groups.values() for run in runs])
+    arms = []
+    for number, runs in enumerate(groups.values()):
+        runs = one_per_seed(runs)
+        arms.append(ArmRuns(number, arm_text(runs[0].config, differing), row_of(runs, metric), runs))
+    seeds = min(MOST_SEEDS, max(one.seed for arm in arms for one in arm.seeds) + 1)
+    return PageContents(path, "unfinished", metric, arms, missing_parts(arms, seeds), arms[0].seeds[0].config)
+
+
+def _metric(facts: dict[str, Any], file: Path) -> str:
+    """Return the metric that decides; raise if it is unknown."""
+    metric = str(facts.get("metric", USUAL))
+    if metric not in MEASURES:
+        raise FileError("report", f"a metric among {', '.join(MEASURES)}", file, f"which has {printable(metric, 40)!r}")
+    return metric
+
+
+def _is_of(one: SeedRun, arm: Arm) -> bool:
+    """Return whether a run belongs to an arm: by its recipe and options, or by the name of its folder.
+
+    Options that a later version added do not count, and defaults that it changed do not change the name.
+    """
+    if one.config.get("recipe") != arm.recipe:
+        return False
+    wanted = json.loads(json.dumps(arm.complete(seed=one.seed).as_dict(), default=str))
+    try:
+        if one.run.path.name == f"{folder_of(arm)}-seed{one.seed}":
+            return True
+        mine, theirs = canonical_options(wanted), canonical_options(one.options)
+    except _unreadable:  # an expression of another version
+        return False
+    return all(theirs[name] == value for name, value in mine.items() if name in theirs)
+
+
 def _kind(value: Any, kind: type, words: str, path: Path, where: str) -> Any:
+    """Return the value; raise if it is not of this type."""
     if not isinstance(value, kind):
         raise _other(words, path, where, value)
     return value
 
 
 def _other(words: str, path: Path, where: str, value: Any) -> FileError:
+    """Return the error for a value of another shape."""
     place = f" in {printable(where, 80)}" if where else ""
     return FileError("report", f"{words}{place}", path, f"which has {printable(repr(value), 60)}")

@@ -1,5 +1,7 @@
-"""Who shares a batch: uniform, proximity walks (ProSampler), kNN, k-means strata, communities (B3), GCBS,
-single-source, consecutive.
+"""Planners: ways to choose which instances share a batch, one small file each.
+
+Uniform, proximity walks (ProSampler), nearest neighbours, k-means strata, communities (B3), Cuthill-McKee (GCBS),
+single-source and consecutive batches. To add one, subclass ``Planner`` (base.py).
 """
 
 from hardneg.batching.filling import Guard as Guard

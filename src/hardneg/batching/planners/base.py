@@ -1,7 +1,8 @@
-"""Who shares a batch: an open set of planners, one small file each.
+"""Base class of the planners, and the rules that all batches of an epoch follow.
 
-A planner says what it needs of the data (``prepare``, once) and offers nodes to each batch (``fill``). Coverage, the
-guard, segments, resuming and describing come free.
+A planner prepares its data once (``prepare``) and offers nodes for each batch (``fill``). Coverage, the guard,
+segments, resuming and descriptions are provided by ``Epoch`` and the filler (filling.py). Samplers (sampler.py) use
+``Epoch`` directly, and ``Planner.plan`` makes a single epoch from it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ _registry: dict[str, type[Planner]] = {}
 
 
 class Planner(ABC):
-    """Subclasses are frozen dataclasses with a ``fill`` and, where something is worked out first, a ``prepare``."""
+    """Base class of planners; subclasses are frozen dataclasses with a ``fill`` and, if they need it, a ``prepare``.
 
+    Attributes:
+        offers: False for a planner that leaves every batch to the filler.
+        needs: Data it plans from: "nothing", "vectors", or "graph" (which is built where vectors are given).
+        name: Name in the records of plans and in the registry; by default that of the class.
+    """
+
+    offers: ClassVar[bool] = True
+    needs: ClassVar[str] = "nothing"
     name: ClassVar[str]
-    """The name in plans and records."""
-    offers: ClassVar[bool] = True  # False: leaves every batch to the filler
-    needs: ClassVar[str] = "nothing"  # what it plans from: "nothing", "vectors" or "graph" (which vectors give, too)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -39,15 +45,27 @@ class Planner(ABC):
         _registry[cls.name] = cls
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Any:
-        """What ``fill`` needs, worked out once for this data."""
+        """Prepare what ``fill`` needs, once for this data; by default the data themselves.
+
+        Args:
+            data: Vectors [n, d], a graph, or the number n, as ``needs`` names it.
+            batch_size: Size of a batch over all ranks.
+            rng: Source of randomness.
+        """
         return data
 
     @abstractmethod
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
-        """Offers nodes to the open batch; places it leaves open are filled uniformly."""
+        """Offer nodes to the open batch; open places are filled uniformly afterwards.
+
+        Args:
+            prepared: Result of ``prepare``.
+            filler: State of the epoch; its ``offer`` takes nodes.
+            rng: Source of randomness.
+        """
 
     def fill_all(self, prepared: Any, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
-        """The next ``count`` batches, one after the other."""
+        """Fill the next ``count`` batches, one after the other."""
         for _ in range(count):
             filler.open()
             self.fill(prepared, filler, rng)
@@ -55,7 +73,12 @@ class Planner(ABC):
             filler.close()
 
     def at(self, step: int, total: int | None) -> Planner:
-        """The same planner with every schedule at its number."""
+        """Return the planner with every schedule replaced by its value.
+
+        Args:
+            step: Epoch.
+            total: Number of epochs, if known.
+        """
         numbers = {name: schedule(step, total) for name, schedule in schedules_of(self).items()}
         return replace(self, **numbers) if numbers else self  # type: ignore[type-var]
 
@@ -69,7 +92,20 @@ class Planner(ABC):
         drop_last: bool = False,
         guard: Guard | None = None,
     ) -> Plan:
-        """One epoch's batches from vectors [n, d], a ProximityGraph, or (where neither is needed) the number n."""
+        """Plan one epoch.
+
+        Args:
+            data: Vectors [n, d], a ``ProximityGraph``, or the number n for a planner that needs neither.
+            batch_size: Size of a batch.
+            generator: Source of randomness; None: the global one.
+            coverage: "once" (each instance once per epoch) or "free" (batches may overlap).
+            drop_last: Leave out the last, smaller batch.
+            guard: Instances that may not share a batch.
+
+        Raises:
+            ArgumentError: If the data are not what the planner needs, or the batch size does not fit.
+            NotFinite: If the vectors contain NaN or infinite values.
+        """
         n = num_instances_of(data)
         seed = drawn_seed(type(self).__name__, generator, 2**31)
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
@@ -77,35 +113,49 @@ class Planner(ABC):
         return epoch.extended(empty, epoch.filler(empty), self, data, prepared, len(epoch.sizes))
 
     def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
-        """``prepare`` with randomness that depends on the seed only, so that a resumed run prepares the same."""
+        """Call ``prepare`` with randomness that depends on the seed only, so that a resumed run repeats it."""
         self._check_data(data)
         return self.prepare(data, batch_size, np.random.default_rng([seed, 3]))
 
     def _check_data(self, data: Any) -> None:
+        """Raise unless the data are of the kind that the planner needs, and finite."""
         if self.needs == "vectors" and not isinstance(data, Tensor):
             raise argument_error(type(self).__name__, "vectors [n, d]", "data", type(data).__name__)
         if self.needs == "graph" and not isinstance(data, (Tensor, ProximityGraph)):
             raise argument_error(type(self).__name__, "a graph or vectors [n, d]", "data", type(data).__name__)
         if isinstance(data, Tensor) and self.needs != "nothing" and not bool(torch.isfinite(data).all()):
-            raise NotFinite(type(self).__name__, "finite vectors", "NaN or inf", "look at the encoder's output")
+            raise NotFinite(type(self).__name__, "finite vectors", "NaN or inf", "check the encoder's output")
 
 
 def num_instances_of(data: Any) -> int:
-    """Of vectors or a graph, or the number itself."""
-    is_many = getattr(data, "ndim", hasattr(data, "__len__"))  # a number of torch has a __len__, which raises
+    """Return the number of instances of vectors, of a graph, or the number itself."""
+    is_many = getattr(data, "ndim", hasattr(data, "__len__"))  # a 0-d tensor has a __len__, which raises
     return len(data) if is_many else check_count("plan", "data", data)
 
 
 def registered_planners() -> dict[str, type[Planner]]:
+    """Return all planners by the name of their class."""
     return dict(_registry)
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """What the batches of every epoch have in common: how many, how large, and what they promise.
+    """Rules that the batches of every epoch follow.
 
-    As many batches as a plain epoch over ``num_instances`` has, whatever the planner. With several replicas a last,
-    smaller batch is cut to a multiple of their number once it is planned, so that all get the same.
+    There are as many batches as in a plain epoch, whatever the planner. With several ranks, a last, smaller batch is
+    cut to a multiple of their number after planning, so that all ranks get equal slices.
+
+    Attributes:
+        num_instances: Number of instances of the data set, n.
+        batch_size: Size of a batch over all ranks.
+        coverage: "once" (each instance once per epoch) or "free" (batches may overlap).
+        drop_last: Leave out the last, smaller batch.
+        guard: Instances that may not share a batch.
+        seed: Seed of the order.
+        num_replicas: Number of ranks.
+
+    Raises:
+        ArgumentError: If the batch size does not fit, or the coverage is unknown.
     """
 
     num_instances: int
@@ -131,15 +181,17 @@ class Epoch:
 
     @property
     def sizes(self) -> list[int]:
+        """Sizes of all batches of an epoch."""
         whole, rest = divmod(self.num_instances, self.batch_size)
         has_rest = rest >= self.num_replicas and not self.drop_last
         return [self.batch_size] * whole + ([rest] if has_rest else [])
 
     def empty_plan(self, epoch: int) -> Plan:
+        """Return the plan of an epoch without any batch."""
         return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
 
     def filler(self, plan: Plan) -> BatchFiller:
-        """The filler in its state after the batches that the plan already has."""
+        """Return the filler in its state after the batches that the plan already has."""
         order = np.random.default_rng([self.seed, 1, plan.epoch]).permutation(self.num_instances)
         filler = BatchFiller(self.num_instances, self.sizes, self.coverage, self.guard, order)
         for batch in plan:
@@ -147,7 +199,16 @@ class Epoch:
         return filler
 
     def extended(self, plan: Plan, filler: BatchFiller, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
-        """The plan with ``count`` more batches, a pure function of its batches, the data, the seed and the epoch."""
+        """Return the plan with ``count`` more batches, a pure function of plan, data, seed and epoch.
+
+        Args:
+            plan: Plan to extend.
+            filler: Filler in its state after the batches of the plan.
+            planner: Chooses the batches.
+            data: Data that the planner plans from; its digest is recorded.
+            prepared: Result of the planner's ``prepared``.
+            count: Number of batches.
+        """
         filler.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
         planner.fill_all(prepared, filler, count, rng)
@@ -157,7 +218,7 @@ class Epoch:
 
 
 def text_of(planner: Planner) -> str:
-    """The planner as a call, with the numbers and names among its fields."""
+    """Return the planner as a call, with its fields that are numbers or names and not the default."""
     shown = [
         f"{part.name}={value!r}"
         for part in fields(planner)  # type: ignore[arg-type]
@@ -167,10 +228,10 @@ def text_of(planner: Planner) -> str:
 
 
 def digest_of(data: Any) -> str:
-    """Of vectors it is kept with the tensor until that changes, since every piece of a plan needs it."""
+    """Return the digest of vectors or a graph; that of vectors is cached on the tensor until it changes."""
     if not isinstance(data, Tensor):
         return data.digest if isinstance(data, ProximityGraph) else ""
-    version = None if data.is_inference() else data._version  # which tensors of inference mode do not have
+    version = None if data.is_inference() else data._version  # tensors of inference mode have no version
     known = getattr(data, "_hardneg_digest", (None, ""))
     if version is None or known[0] != version:
         raw = data.detach().float().cpu().contiguous().numpy().tobytes()

@@ -1,6 +1,6 @@
-"""B3 (Thirukovalluru et al., 2025): cut the neighbour graph into small communities, join communities into batches.
+"""B3 (Thirukovalluru et al., 2025): cut the neighbour graph into small communities, and join communities into batches.
 
-B3 links each instance with those of ranks p to p + m by a teacher's similarity: the closest p are likely false
+B3 links each instance with its neighbours of ranks p to p + m by a teacher's similarity: the closest p are likely false
 negatives and are left out. METIS cuts that graph into equal parts with few edges between them.
 """
 
@@ -21,11 +21,16 @@ from hardneg.core.errors import argument_error, check_counts, optional
 
 @dataclass(frozen=True)
 class Communities(Planner):
-    """A batch joins the communities of uniform starts until it is full; the last one may come in part.
+    """Batches joined from the communities of uniform starts; the last community may be cut.
 
-    ``size`` is the number of instances of a community (at most a batch). Neighbours of ranks ``skip`` to
-    ``num_neighbours`` are linked: B3 is ``skip=30, num_neighbours=130``. ``num_candidates`` says among how many uniform
-    candidates they are found when vectors are given, None among all. Needs the extra ``communities`` (METIS).
+    Needs METIS (extra ``communities``).
+
+    Attributes:
+        size: Number of instances of a community, at most a batch.
+        num_neighbours: Number of neighbours to find; those of ranks ``skip`` to ``num_neighbours`` are linked. B3 has
+            ``skip=30, num_neighbours=130``.
+        skip: Number of closest neighbours to leave out.
+        num_candidates: Number of random candidates for the neighbours when vectors are given; None: all others.
     """
 
     size: int = 32
@@ -44,6 +49,7 @@ class Communities(Planner):
             raise argument_error("Communities", what, "skip", self.skip)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+        """Cut the graph; returns the community of each instance, and the members of each community."""
         graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
         if graph.num_neighbours <= self.skip:
             what = f"instances with more than skip={self.skip} neighbours"
@@ -54,6 +60,7 @@ class Communities(Planner):
         return own, np.split(order, np.cumsum(np.bincount(own))[:-1])
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+        """Offer whole communities of uniform starts until the batch is full."""
         own, members = prepared
         node = filler.start()
         while node is not None and filler.missing:
@@ -62,7 +69,12 @@ class Communities(Planner):
 
 
 def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row starts and targets of the graph in which one direction makes an edge; each node's closest ``skip`` do not."""
+    """Return the undirected graph in compressed rows: the start of each row [n + 1], and the targets.
+
+    Args:
+        graph: Graph in which an edge in either direction makes an undirected one.
+        skip: Number of closest neighbours of each node that make no edge.
+    """
     n, target = len(graph), graph.neighbours.numpy()[:, skip:]
     source = np.repeat(np.arange(n), target.shape[1])
     flat = target.reshape(-1)
@@ -73,7 +85,14 @@ def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64],
 
 
 def cut(graph: ProximityGraph, num_parts: int, skip: int = 0, seed: int = 0) -> NDArray[np.int64]:
-    """The part of each node: METIS on the undirected graph."""
+    """Return the part of each node, shape [n], from METIS on the undirected graph.
+
+    Args:
+        graph: Graph to cut.
+        num_parts: Number of parts.
+        skip: Number of closest neighbours of each node that make no edge.
+        seed: Seed of METIS.
+    """
     metis = optional("pymetis", "Communities", extra="communities")
     if num_parts <= 1:
         return np.zeros(len(graph), dtype=np.int64)

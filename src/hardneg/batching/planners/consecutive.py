@@ -13,7 +13,7 @@ from hardneg.batching.planners.base import Planner
 
 @dataclass(frozen=True)
 class Consecutive(Planner):
-    """Any piece is as likely as any other; inside a piece the order is that of the data.
+    """Consecutive pieces of the data in random order; inside a piece the order is that of the data.
 
     >>> plan = Consecutive().plan(12, batch_size=4)
     >>> sorted(batch.tolist() for batch in plan)
@@ -21,9 +21,10 @@ class Consecutive(Planner):
     """
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
-        if filler.covering and filler.missing:  # whole pieces are taken, so what is free stays pieces
+        """Offer the next free piece at a random place; with coverage "free", a piece from anywhere."""
+        if filler.covering and filler.missing:  # whole pieces are taken, so the free instances stay in pieces
             free = np.flatnonzero(filler.taken == 0)
             piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing
             filler.offer(free[piece : piece + filler.missing])
-        elif (start := filler.start()) is not None:  # from anywhere, round the end
+        elif (start := filler.start()) is not None:  # wraps around at the end
             filler.offer((start + np.arange(1, filler.missing + 1)) % filler.num_instances)

@@ -1,6 +1,6 @@
-"""The kNN sampler of ProSampler, section 3.2: a random instance and its nearest neighbours are a batch.
+"""Nearest-neighbour batches: a random instance and its nearest neighbours (the kNN sampler of ProSampler, section 3.2).
 
-The hardest batches there are, and the falsest: it is the end of the scale, not advice.
+These are the hardest batches, with the most false negatives: the end of the scale, not a recommendation.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from hardneg.batching.planners.base import Planner
 
 @dataclass(frozen=True)
 class NearestNeighbours(Planner):
-    """The free instances closest to a uniform start, closest first; exact, one row of similarities per batch."""
+    """The free instances closest to a uniform start; exact, with one row of similarities per batch."""
 
     needs: ClassVar[str] = "vectors"
 
     def prepare(self, data: Tensor, batch_size: int, rng: np.random.Generator) -> Tensor:
+        """Return the vectors in float32 or wider."""
         return in_range(data)[0]
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+        """Offer the nearest free neighbours of a uniform start, closest first."""
         vectors: Tensor = prepared
         node = filler.start()
         if node is None:

@@ -1,8 +1,8 @@
 """ProSampler, Algorithms 1 to 3: a batch is a walk over the proximity graph from a random start.
 
-The paper's walks ignore each other (an "epoch" of the authors' code is about three times as long as a plain one and
-visits hubs up to ten times). With coverage "once" a walk passes through instances that are already taken but collects
-free ones only; where it finds too few, another free one is drawn uniformly and the walk continues from there.
+The paper's walks ignore each other (an "epoch" of the authors' code is about three times as long as a plain one, and
+visits hubs up to ten times). With coverage "once" a walk passes through instances that are already taken, but collects
+only free ones; if it finds too few, it continues from another uniform free instance.
 """
 
 from __future__ import annotations
@@ -20,22 +20,29 @@ from hardneg.core.errors import argument_error, check_counts, check_range
 from hardneg.core.schedules import Number, Schedule
 
 _at_once = 8
-"""Batches whose first excursions are made together. Their starts are taken in advance: too many would be missed."""
+"""Number of batches whose first excursions are made together; their starts are taken in advance, so not too many."""
 
 
 @dataclass(frozen=True)
 class Proximity(Planner):
-    """Batches of instances that are close to one another, by a random walk with restart.
+    """Batches of similar instances, from random walks with restart.
 
-    A high ``restart`` stays near the start (kNN batches), a low one wanders off. ``num_neighbours`` and
-    ``num_candidates`` (at most what the data allows) say how the graph is built when vectors are given. ``patience``
-    is how many moves without a new node end a search (coverage "once": four per open place, at least 200).
+    Attributes:
+        restart: Probability of returning to the start: high stays close to it (kNN batches), low wanders off.
+        kind: Search on the graph, as for ``walk``.
+        steps: Choice of the next neighbour, as for ``walk``.
+        num_neighbours: Number of neighbours of the graph when vectors are given.
+        num_candidates: Number of random candidates for the neighbours; None: all others. Both are reduced to the size
+            of the data.
+        patience: Number of moves without a new node that end a search; by default, with coverage "once", four per open
+            place and at least 200.
 
-    >>> import torch
-    >>> vectors = torch.nn.functional.normalize(torch.randn(60, 8), dim=1)
-    >>> plan = Proximity(restart=0.2, num_neighbours=10).plan(vectors, 16, torch.Generator().manual_seed(0))
-    >>> plan.describe(vectors).coverage
-    1.0
+    Example:
+        >>> import torch
+        >>> vectors = torch.nn.functional.normalize(torch.randn(60, 8), dim=1)
+        >>> plan = Proximity(restart=0.2, num_neighbours=10).plan(vectors, 16, torch.Generator().manual_seed(0))
+        >>> plan.describe(vectors).coverage
+        1.0
     """
 
     restart: Number = 0.1
@@ -59,10 +66,16 @@ class Proximity(Planner):
         check_walk("Proximity", self.kind, self.steps)
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> Walker:
+        """Return a walker on the graph."""
         graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
     def fill_all(self, prepared: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
+        """Fill the next batches; without a guard, the first excursions of several batches are made together.
+
+        Raises:
+            ArgumentError: If ``restart`` is still a schedule.
+        """
         if isinstance(self.restart, Schedule):
             raise argument_error("Proximity", "a number", "restart", self.restart, "use planner.at(step, total)")
         if filler.guard is not None:
@@ -80,7 +93,7 @@ class Proximity(Planner):
             filler.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
 
     def _fill_some(self, walker: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
-        """Some batches whose first excursions are made all at once."""
+        """Fill some batches whose first excursions are made together."""
         assert not isinstance(self.restart, Schedule)
         starts, size = filler.starts(count), filler.sizes[filler.num_closed]
         free = 1.0 - np.count_nonzero(filler.taken) / filler.num_instances
@@ -89,12 +102,13 @@ class Proximity(Planner):
             filler.open()
             filler.enter(start)
             walker.begin(start, self.restart)
-            filler.offer(walker.found_on(begun, filler.missing, filler.taken))
+            filler.offer(walker.first_nodes(begun, filler.missing, filler.taken))
             self._search(walker, filler, rng)
             filler.fill()
             filler.close()
 
     def fill(self, prepared: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
+        """Walk from a uniform start until the batch is full."""
         assert not isinstance(self.restart, Schedule)
         node = filler.start()
         if node is not None:
@@ -102,7 +116,7 @@ class Proximity(Planner):
             self._search(prepared, filler, rng)
 
     def _search(self, walker: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
-        """The walk continues until the batch is full; from another free node where it finds no more."""
+        """Walk until the batch is full; continue from another free node when nothing more is found."""
         while filler.missing:
             patience = max(200, 4 * filler.missing) if filler.covering else None
             wanted = filler.missing
@@ -118,12 +132,18 @@ class Proximity(Planner):
 
 @dataclass(frozen=True, repr=False)
 class falling(Schedule):  # noqa: N801
-    """max(start - per_step * step, end): the restart probability of the authors' code, with the epoch as step.
+    """Restart probability of the authors' code: max(start - per_step * step, end), with the epoch as step.
 
-    From 0.2 it is at 0.05 in epoch 8 of 1,000, where the paper says linear over the whole training.
+    From 0.2 it reaches 0.05 in epoch 8 of 1,000, while the paper describes a linear decrease over the whole training.
 
-    >>> [round(falling(0.2)(epoch), 2) for epoch in (0, 1, 7, 8, 100)]
-    [0.2, 0.18, 0.06, 0.05, 0.05]
+    Args:
+        start: Value at step 0.
+        end: Lowest value.
+        per_step: Decrease per step.
+
+    Example:
+        >>> [round(falling(0.2)(epoch), 2) for epoch in (0, 1, 7, 8, 100)]
+        [0.2, 0.18, 0.06, 0.05, 0.05]
     """
 
     start: float
@@ -132,4 +152,5 @@ class falling(Schedule):  # noqa: N801
     examples: ClassVar = ("falling(0.2)",)
 
     def __call__(self, step: int, total: int | None = None) -> float:
+        """Return the restart probability of an epoch."""
         return max(self.start - self.per_step * step, self.end)

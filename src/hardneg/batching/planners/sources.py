@@ -1,7 +1,6 @@
-"""Single-source batches: all instances of a batch share a column's value (a data set, a language, a task).
+"""Single-source batches: all instances of a batch have the same value in a column (a data set, a language, a task).
 
-Common practice when training on many data sets (Nomic, Arctic, Qwen3): otherwise the source alone gives the positive
-away.
+This is common when training on many data sets (Nomic, Arctic, Qwen3): otherwise the source alone reveals the positive.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ from hardneg.core.errors import argument_error
 
 @dataclass(frozen=True, eq=False)
 class SingleSource(Planner):
-    """A batch is a uniform draw from one source, chosen by how many of its instances are free.
+    """Batches from one source each, which is drawn in proportion to its number of free instances.
 
-    A source that cannot fill a batch alone is left for last: those remainders, fewer than a batch per source, share
-    the epoch's last batches, since the number of batches is that of a plain epoch.
+    A source that cannot fill a batch comes last: these remainders, fewer than a batch per source, share the last
+    batches of the epoch, since the number of batches is that of a plain epoch.
+
+    Attributes:
+        column: Source of each instance, shape [n].
     """
 
     column: Annotated[Tensor, "n"]
 
     def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> list[Any]:
+        """Return the members of each source."""
         n = num_instances_of(data)
         if len(self.column) != n:
             raise argument_error("SingleSource", f"a column of {n} instances", "len(column)", len(self.column))
@@ -35,6 +38,7 @@ class SingleSource(Planner):
         return [np.flatnonzero(own == number) for number in range(len(values))]
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+        """Offer the free members of a random source that can fill the batch."""
         free = [members[filler.taken[members] == 0] for members in prepared]
         count = np.array([len(members) for members in free])
         able = np.where(count >= filler.missing, count, 0)

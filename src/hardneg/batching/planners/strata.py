@@ -1,4 +1,4 @@
-"""k-means strata (Arctic-Embed): cluster the vectors, then draw each batch from within one cluster."""
+"""k-means strata (Arctic-Embed): cluster the vectors, and draw each batch from one cluster."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from hardneg.search.kmeans import kmeans
 
 @dataclass(frozen=True)
 class Strata(Planner):
-    """A batch is a uniform draw from the stratum of a uniform start; when that is used up, from the next closest.
+    """Batches drawn from the cluster of a uniform start; when it is used up, from the next closest cluster.
 
-    ``num_strata=None`` takes about four batches to a stratum.
+    Attributes:
+        num_strata: Number of clusters; None: about four batches per cluster.
+        num_iterations: Number of iterations of k-means.
     """
 
     num_strata: int | None = None
@@ -35,6 +37,7 @@ class Strata(Planner):
     def prepare(
         self, data: Any, batch_size: int, rng: np.random.Generator
     ) -> tuple[NDArray[Any], list[NDArray[Any]], NDArray[Any]]:
+        """Return the cluster of each instance, the members of each cluster, and the clusters by closeness."""
         count = self.num_strata if self.num_strata is not None else max(2, len(data) // (4 * batch_size))
         count = min(count, len(data))
         centres, stratum = kmeans(in_range(data)[0].float(), count, torch_generator(rng), self.num_iterations)
@@ -43,6 +46,7 @@ class Strata(Planner):
         return own, [np.flatnonzero(own == number) for number in range(count)], order
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+        """Offer members of the start's cluster, then of the closest ones."""
         own, members, order = prepared
         node = filler.start()
         if node is None:

@@ -13,7 +13,7 @@ from hardneg.batching.planners.base import Planner
 
 @dataclass(frozen=True)
 class UniformPlanner(Planner):
-    """Any instance is as likely as any other.
+    """Uniform batches: every instance is as likely as any other.
 
     >>> plan = UniformPlanner().plan(10, batch_size=4)
     >>> [len(batch) for batch in plan], sorted(plan.order.tolist()) == list(range(10))
@@ -24,4 +24,4 @@ class UniformPlanner(Planner):
     offers: ClassVar[bool] = False
 
     def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
-        """Offers nothing: the filler fills open places uniformly."""
+        """Offer nothing: the filler fills open places uniformly."""
