@@ -36,7 +36,7 @@ app.command(cls=Command)(compare)
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Print the version and exit if asked to; shorten the warnings of hardneg for every verb."""
+    """Print the version and exit with ``--version``; shorten the warnings of hardneg for every verb."""
     warnings.formatwarning = warning_for_people
     if version:
         from hardneg import __version__

@@ -1,4 +1,8 @@
-"""`hardneg audit`: arguments and output files of the verb; the measurements are in ``hardneg.auditing``."""
+"""`hardneg audit`: arguments and output files of the verb; the measurements are in ``hardneg.auditing``.
+
+`audit` reads the options, `_audit` runs with progress bars, and `_show` writes audit.json and audit.html and prints the
+table.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ with_parameters(
 
 
 def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
-    """Raise unless the output files can be written without overwriting an input or a file of someone else."""
+    """Raise unless the output files can be written without overwriting an input or a foreign file."""
     from hardneg.core.errors import FileError
     from hardneg.io.outputs import check_output, is_sealed_json, is_sealed_page
     from hardneg.mining.options import manifest_of

@@ -52,7 +52,16 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
-    """Read options of compare and train from YAML; ``tune`` may map one option to a list of values."""
+    """Read options of compare and train from a YAML file.
+
+    Args:
+        path: The file, or None for no options. ``tune`` may be a mapping from an option to a list of values, besides
+            the form of the flag, ``name=value,value``.
+
+    Raises:
+        FileError: The file cannot be read as lines of ``name: value``.
+        UnknownName: A name belongs neither to compare nor to any recipe.
+    """
     if path is None:
         return {}
     values = read_yaml(path)

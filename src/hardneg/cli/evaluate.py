@@ -59,7 +59,11 @@ def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
 
 
 def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
-    """Evaluate a text encoder, or the encoder of a run, on each given benchmark."""
+    """Evaluate a text encoder, or the encoder of a run, on each given benchmark.
+
+    Returns:
+        Results under the keys "sts", "retrieval" and "classification".
+    """
     from hardneg.training.evaluation.texts import text_encoder
     from hardneg.training.export import text_encoder_of
 
@@ -88,7 +92,12 @@ def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _evaluate_embeddings(path: Path) -> dict[str, Any]:
-    """Evaluate the saved embeddings of a run directory or of an .npz file."""
+    """Evaluate the saved embeddings of a run directory or of an .npz file.
+
+    Raises:
+        NoFile: There is no file of embeddings.
+        ArgumentError: A run has no train split and its test split has no labels.
+    """
     from hardneg.io.arrays import names_in_npz
     from hardneg.training.evaluation.embeddings import evaluate_file
 

@@ -1,4 +1,8 @@
-"""`hardneg mine`: arguments and printed summaries of the verb; the work is in ``hardneg.mining``."""
+"""`hardneg mine`: arguments and printed summaries of the verb; the work is in ``hardneg.mining``.
+
+`mine` reads the options and either prints an estimate (--dry-run) or runs the job (`_mine`) and prints its summary. The
+functions below `_mine` only format results.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,15 @@ with_parameters(
 
 
 def _mine(options: MineOptions, explain: bool) -> None:
-    """Run the job with progress bars and print its summary, with the counts of each factor if ``explain``."""
+    """Run the job with progress bars and print its summary.
+
+    Args:
+        options: Options of the job. A run with ``--part`` has no summary until ``--merge``.
+        explain: Also print the counts of each factor, even if no negative is left.
+
+    Raises:
+        NoNegatives: The expression leaves no negative for any query.
+    """
     from hardneg.mining.explain import NoNegatives
     from hardneg.mining.job import run
 
@@ -141,7 +153,11 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
 
 
 def _input_lines(counts: dict[str, int]) -> list[str]:
-    """Return one line of input counts, and a second line of irregular input if there was any."""
+    """Describe the input: one line of counts, and a second line about irregular input if there was any.
+
+    Args:
+        counts: Counts by name, as in the manifest; names outside the usual ones mean irregular input.
+    """
     rows, queries = counts["rows_of_queries"], counts["queries"]
     of_rows = f" in {counted(rows, 'row')}" if rows != queries else ""
     lines = [f"{counted(queries, 'query', 'queries')}{of_rows}, {counted(counts['corpus'], 'document')}"]

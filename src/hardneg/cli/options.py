@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from hardneg.core.options import argument, option, part
 from hardneg.training.options.base import RUN, TrainOptions
 
+# Choices of --format and --weights, and options of train that every comparison sets for all arms, given or not.
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
 WEIGHTS = ("last", "best")
 ALWAYS = ("data", "epochs", "batch_size")
-"""Options of ``train`` that every comparison sets for all arms, given or not."""
 
 
 @dataclass(frozen=True)

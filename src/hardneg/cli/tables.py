@@ -19,6 +19,7 @@ from hardneg.core.text import counted, printable
 from hardneg.io.terminal import Terminal
 from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
+# A remark on arms whose distribution reads labels: their figures are not comparable with unsupervised arms.
 SEES_LABELS = "sees the labels of the training {}s"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
@@ -60,7 +61,12 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
-    """Print the arms by letter, the table, the verdict on each difference, cautions and notes."""
+    """Print a comparison: arms by letter, the table, the verdict on each difference, cautions and notes.
+
+    Args:
+        summary: Contents of ``comparison.json``.
+        console: Terminal to print to.
+    """
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(printable(f"{letter}  {row['arm']}{_remarks(summary, row)}")))
     console.print(comparison_table(summary))
@@ -123,7 +129,11 @@ def _letters(summary: dict[str, Any]) -> list[str]:
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
-    """Print the measures of a run or of embeddings; without any accuracy, print the reason."""
+    """Print the measures of a run or of embeddings; without any accuracy, print the reason.
+
+    Args:
+        result: Contents of ``result.json`` or the result of an evaluation. Accuracies are fractions.
+    """
     table = Table(title="evaluation", title_justify="left", show_header=False)
     accuracies = measures_in(result)
     for name in sorted(accuracies, key=lambda one: one != "linear"):  # the linear probe first
@@ -139,7 +149,12 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 
 def show_text_evaluations(found: dict[str, Any]) -> None:
-    """Print Spearman correlations, retrieval measures and accuracies, all multiplied by 100."""
+    """Print the benchmarks of a text encoder, all multiplied by 100.
+
+    Args:
+        found: Results under the keys "sts" (Spearman correlations), "retrieval" (nDCG, MRR, recall) and
+            "classification" (accuracies); missing keys are skipped.
+    """
     console = Terminal()
     if "sts" in found:
         table = Table("STS, Spearman x 100", "all", "mean", "pairs", title_justify="left")
@@ -167,7 +182,7 @@ def _percent(value: float | None) -> str:
 
 
 def _interval(value: float, half: float | None, sign: bool = True) -> str:
-    """Format a fraction in percent with the half-width of its 95 % interval; ``+z`` avoids a negative zero."""
+    """Format a fraction and the half-width of its 95 % interval in percent; ``+z`` avoids a negative zero."""
     width = "" if half is None else f" ± {100 * half:.1f}"
     return f"{100 * value:{'+z' if sign else ''}.1f}{width}"
 

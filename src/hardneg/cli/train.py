@@ -92,7 +92,12 @@ train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluat
 
 
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
-    """Return the command of a recipe: its options, the run directory, --config, and the examples as help."""
+    """Return the command of a recipe.
+
+    Args:
+        recipe: Name of the recipe, which is also the name of the command.
+        options: Dataclass of its options. Its docstring and the examples become the help text.
+    """
 
     def command(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         with errors_for_people("Nothing is lost: run the same command with --resume to continue."):
