@@ -149,5 +149,5 @@ def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in reported
-    assert {"train": "with --resume", "compare": "give the same command again"}[verb] in reported
+    assert {"train": "with --resume", "compare": "run the same command again"}[verb] in reported
     assert any(tmp_path.rglob("checkpoint.pt"))
