@@ -82,11 +82,11 @@ def test_of_several_ranks_the_first_speaks(
 
 def test_evaluate_says_why_a_finished_run_has_no_embeddings(tmp_path: Path) -> None:
     begun = hardneg("evaluate", str(tmp_path))
-    assert (begun.exit_code, "which is not there; train first." in begun.stderr) == (2, True)
+    assert (begun.exit_code, "which does not exist; train the run first." in begun.stderr) == (2, True)
     (tmp_path / "result.json").write_text("{}")
     finished = hardneg("evaluate", str(tmp_path))
-    assert (finished.exit_code, "train first" in finished.stderr) == (2, False)
-    assert "the run is finished, but its data has no labels, or one class only" in finished.stderr
+    assert (finished.exit_code, "train the run first" in finished.stderr) == (2, False)
+    assert "the run is finished, but its data has no labels or a single class" in finished.stderr
 
 
 def test_an_error_of_the_users_own_code_has_its_place(tmp_path: Path) -> None:
@@ -104,9 +104,12 @@ def test_evaluate_refuses_options_that_would_have_no_effect(tmp_path: Path) -> N
     split = hardneg("evaluate", str(tmp_path), "--split", "dev")
     assert (split.exit_code, "--sts or --beir for --split" in split.stderr) == (2, True)
     best = hardneg("evaluate", str(tmp_path), "--weights", "best")
-    assert (best.exit_code, "--on with the data of the run" in " ".join(best.stderr.split())) == (2, True)
+    assert (best.exit_code, "encode the data of the run again with --on DATA" in " ".join(best.stderr.split())) == (
+        2,
+        True,
+    )
     both = hardneg("evaluate", str(tmp_path), "--on", "digits", "--sts", "sts.tsv")
-    assert (both.exit_code, "either --on or a benchmark of texts" in both.stderr) == (2, True)
+    assert (both.exit_code, "either --on or a text benchmark" in both.stderr) == (2, True)
 
 
 def interrupted_after(steps: int, step: Any) -> Any:
@@ -146,5 +149,5 @@ def test_a_real_sigint_ends_the_process_with_130(verb: str, data: str, tmp_path:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in reported
-    assert {"train": "with --resume", "compare": "give the same command again"}[verb] in reported
+    assert {"train": "with --resume", "compare": "run the same command again"}[verb] in reported
     assert any(tmp_path.rglob("checkpoint.pt"))

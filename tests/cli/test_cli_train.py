@@ -61,10 +61,10 @@ def test_the_file_may_say_where_and_whether_to_go_on(requested: list[Any], tmp_p
 
 @pytest.mark.parametrize("verb", [("train", "simclr"), ("compare",)])
 def test_a_file_that_is_not_there_is_named(verb: tuple[str, ...], tmp_path: Path) -> None:
-    for path, what in ((tmp_path / "nope.yaml", "none"), (tmp_path, "a folder")):
+    for path, what in ((tmp_path / "nope.yaml", "does not exist"), (tmp_path, "is a folder")):
         done = hardneg(*verb, "--config", str(path))
         assert done.exit_code == 2
-        assert f"--config needs a YAML file, got {path}, where there is {what}." in " ".join(done.stderr.split())
+        assert f"--config needs a YAML file, got {path}, which {what}." in " ".join(done.stderr.split())
 
 
 def test_the_file_is_read_as_flags_are(requested: list[Any], tmp_path: Path) -> None:

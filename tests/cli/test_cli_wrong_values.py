@@ -138,8 +138,8 @@ def test_wrong_words_are_named_before_data_is_loaded(option: str, value: str, al
         ("device: tpu", "train needs --device to be one of auto, cpu, cuda, got 'tpu'."),
         ("epoch: 1", "Did you mean epochs?"),
         ("- epochs", "--config needs lines like 'temperature: 0.5', got "),
-        ("batch-size: 32\nepochs: 2\nbatch_size: 64", "which has batch_size twice"),
-        ("epochs: [", "which is no YAML in line 1: expected the node content, but found"),
+        ("batch-size: 32\nepochs: 2\nbatch_size: 64", "which sets batch_size twice"),
+        ("epochs: [", "which is not valid YAML in line 1: expected the node content, but found"),
     ],
 )
 def test_wrong_files_are_named(text: str, reported: str, requested: list[Any], tmp_path: Path) -> None:

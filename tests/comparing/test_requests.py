@@ -98,7 +98,7 @@ def test_wrong_kinds_in_a_file_are_named(line: str, reported: str, started: Star
         (("--arm", "simclr(temperature=0.1)", "--tune", "temperature=0.1,0.2"), "got temperature=0.1 in 'simclr(temp"),
         (("--arm", "hcl()", "--tune", "dim=8,8"), "distinct values in --tune"),
         (("--arm", "hcl()", "--tune", "dim=8,16", "--option", "dim=8"), "dim to be either tuned or given for all arms"),
-        (("--arm", "hcl()", "--epochs", "9", "--option", "epochs=3"), "--epochs or --option epochs=..., not both"),
+        (("--arm", "hcl()", "--epochs", "9", "--option", "epochs=3"), "--epochs or --option epochs=..., got both"),
         (("--arm", "hcl()", "--batch-size", "8", "--option", "batch-size=3"), "--batch-size or --option batch_size"),
         (("--arm", "hcl()", "--option", "dim=8", "--option", "dim=16"), "one --option for dim"),
     ],

@@ -104,7 +104,8 @@ def test_the_older_name_of_the_library_with_workers(tmp_path: Path) -> None:
 def test_what_cannot_be_resumed_or_spread_is_refused(ran: tuple[Path, dict[str, list[list[int]]]]) -> None:
     folder, codes = ran
     assert (codes["without plan"], codes["replaced"]) == ([[0], [1]], [[1, 1]])
-    assert "HardBatches needs a checkpoint with its plan" in (folder / "without plan" / "error-0.txt").read_text()
+    error = (folder / "without plan" / "error-0.txt").read_text()
+    assert "HardBatches needs a checkpoint that contains its plan" in error
     assert "use_distributed_sampler=False" in (folder / "replaced" / "error-0.txt").read_text()
 
 

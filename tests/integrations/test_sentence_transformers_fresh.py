@@ -120,14 +120,14 @@ def test_a_resumed_run_has_the_same_negatives(tmp_path: Path) -> None:
 
 def test_what_cannot_be_mined_is_refused() -> None:
     fresh = FreshNegatives(data())
-    with pytest.raises(ArgumentError, match="fresh=None; its negatives would stay random"):
+    with pytest.raises(ArgumentError, match="fresh=None; otherwise its negatives stay random"):
         HardBatches(fresh.dataset["anchor"])(fresh.dataset, 8)
     for wrong in ({"negatives": "Tilt("}, {"draw": "best"}, {"k": 0.5}, {"temperature": 0}):
         with pytest.raises(ArgumentError, match=r"mine needs|The grammar needs"):
             FreshNegatives(data(), **wrong)
     with pytest.raises(ArgumentError, match="a k that 40 documents allow"):
         FreshNegatives(data(), k=40)
-    with pytest.raises(ArgumentError, match=r"texts, one in each row of a column, got \['x', 'y'\]"):
+    with pytest.raises(ArgumentError, match=r"one text in each row of a column, got \['x', 'y'\]"):
         FreshNegatives(datasets.Dataset.from_dict({"anchor": ["a"], "positive": [["x", "y"]]}))
     with pytest.raises(ArgumentError, match="anchors and positives"):
         FreshNegatives(["text"])

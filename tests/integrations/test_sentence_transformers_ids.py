@@ -53,7 +53,7 @@ def test_several_data_sets_share_their_ids_and_groups_are_kept() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (made(anchor=["a"], positive=["x"], score=[0.5]), {}, "the column label for the ids"),
+        (made(anchor=["a"], positive=["x"], score=[0.5]), {}, "a data set without other labels or scores"),
         (made(anchor=["a"], positive=["x"], label=[0.5]), {}, "whole numbers as groups"),
         (made(anchor=["a"], positive=["x"], label=[[0, 0, 1]]), {}, "have ids already"),
         (made(anchor=["a"], positive=[""]), {}, "needs texts"),
@@ -384,14 +384,14 @@ def test_losses_over_the_whole_data_take_the_ids_of_the_anchors(make: Any) -> No
 def test_errors_of_the_loss() -> None:
     for options, message in (
         ({"positives": "label"}, "'row' or 'group'"),
-        ({"directions": ("doc_to_doc",)}, "query_to_doc one of them"),
+        ({"directions": ("doc_to_doc",)}, "including query_to_doc"),
         ({"directions": ("query_to_doc", "doc_to_doc"), "partition_mode": "per_direction"}, "without the positive"),
         ({"directions": ("query_to_doc", "doc_to_doc"), "positives": "group"}, "positives='row'"),
         ({"queue": hn.Queue(4, 8), "guide": torch.nn.Identity()}, "queue=None with a guide"),
     ):
         with pytest.raises(ValueError, match=message):
             NegativesLoss(torch.nn.Identity(), **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="labels of with_ids"):
+    with pytest.raises(ValueError, match="labels from with_ids"):
         NegativesLoss(torch.nn.Identity()).compute_loss_from_embeddings(columns(), LABELS[:, :4])
 
 

@@ -94,4 +94,4 @@ def test_killed_and_resumed(name: str, ran: Ran) -> None:
 def test_resuming_without_the_plan_raises(ran: Ran) -> None:
     _, codes, errors = ran
     assert codes["without-plan"] == [1]
-    assert errors.count("HardBatches needs the state that the interrupted run saved") == 1
+    assert errors.count("HardBatches needs the state of the interrupted run") == 1

@@ -351,14 +351,14 @@ def test_evaluate_says_why_there_are_no_embeddings(whole: Path, tmp_path: Path) 
 
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / "embeddings.npz").unlink()
-    assert "it was removed; delete result.json and train again with --resume" in reported(tmp_path / "run")
+    assert "it was removed: delete result.json" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text("{}")
-    assert "no labels, or one class only" in reported(tmp_path / "run")
+    assert "no labels or a single class" in reported(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    assert "the run is not finished: give its command again with --resume" in reported(tmp_path / "run")
-    assert "train first" in reported(tmp_path / "nowhere")
+    assert "the run is not finished: repeat its command with --resume" in reported(tmp_path / "run")
+    assert "train the run first" in reported(tmp_path / "nowhere")
     (tmp_path / "comparison.json").write_text("{}")
-    assert "this is a comparison: give one of its runs" in reported(tmp_path)
+    assert "this is a comparison: evaluate one of its runs" in reported(tmp_path)
 
 
 def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,8 @@
-"""The command line: arguments and nothing else. torch is imported by the verbs, never by the help."""
+"""The ``hardneg`` command: registers the verbs and defines the small ones (explain, evaluate, export, report).
+
+Verbs only read arguments here; the work is imported inside each function, so that ``hardneg --help`` never imports
+torch. Docstrings of verbs are their help texts.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ app.command(cls=Command)(compare)
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Print the version and exit with ``--version``; shorten the warnings of hardneg for every verb."""
     warnings.formatwarning = warning_for_people
     if version:
         from hardneg import __version__
@@ -43,7 +48,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command(cls=Command)
 @verb(ExplainOptions)
 def explain(options: ExplainOptions) -> None:
-    """Explain what an expression of the grammar does, factor by factor.
+    """Explain an expression of the grammar, factor by factor.
 
     Without an expression, list every distribution and schedule with an example.
 
@@ -62,10 +67,11 @@ def explain(options: ExplainOptions) -> None:
 @app.command(cls=Command)
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
-    """Evaluate a run, saved embeddings, or an encoder of texts.
+    """Evaluate a run, saved embeddings, or a text encoder.
 
-    Embeddings: linear probe, kNN (k = 200, or the size of a class), 1-NN, uniformity. Encoders of texts (st:PATH,
-    hf:PATH, file.py:function, or a table with the columns text and embedding): whatever the options name.
+    Embeddings are evaluated by a linear probe, kNN (k = 200, or the size of a class), 1-NN and uniformity. Text
+    encoders (st:PATH, hf:PATH, file.py:function, or a table with the columns text and embedding) are evaluated on the
+    benchmarks given by --sts, --beir and --classification.
 
     Examples:
       hardneg evaluate runs/simclr
@@ -84,7 +90,7 @@ def evaluate(options: EvaluateOptions) -> None:
 @app.command(cls=Command)
 @verb(ExportOptions)
 def export(options: ExportOptions) -> None:
-    """Write the trained encoder of a run in the format of another library, and print how to load it.
+    """Export the trained encoder of a run to another library's format, and print the code that loads it.
 
     Examples:
       hardneg export runs/simclr --format torchvision
@@ -105,7 +111,7 @@ def export(options: ExportOptions) -> None:
 def report(options: ReportOptions) -> None:
     """Write one self-contained HTML page about runs and comparisons.
 
-    Several paths become arms of one page, side by side; without --out it lies beside the first of them.
+    Several paths are shown side by side as arms of one page. Without --out, the page is written to the first path.
 
     Examples:
       hardneg report runs/compare
@@ -119,6 +125,9 @@ def report(options: ReportOptions) -> None:
 
 
 def main() -> None:
-    """Run the command; no Python process that it starts imports from the current folder."""
+    """Run the command line (entry point of ``hardneg`` and ``python -m hardneg``).
+
+    Child Python processes are started so that they do not import modules from the current folder.
+    """
     make_children_safe()
     app(prog_name="hardneg")

@@ -1,4 +1,8 @@
-"""`hardneg audit`: the arguments of the verb; what it does is in hardneg.auditing."""
+"""`hardneg audit`: arguments and output files of the verb; the measurements are in ``hardneg.auditing``.
+
+`audit` reads the options, `_audit` runs with progress bars, and `_show` writes audit.json and audit.html and prints the
+table.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,16 @@ import typer
 
 from hardneg.auditing.options import PANELS, AuditOptions
 from hardneg.cli.errors import errors_for_people
-from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
+from hardneg.cli.flags import (
+    CONFIG,
+    CONTEXT,
+    build,
+    flags_of,
+    parameter,
+    parameters_of,
+    with_config_file,
+    with_parameters,
+)
 from hardneg.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -18,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **values: Any) -> None:
-    """Say how hard and how false negatives are, before anyone trains on them: a table, a page and a JSON file.
+    """Measure how hard and how false negatives are before you train on them: a table, an HTML page and a JSON file.
 
     Labels, groups or judgements define which negatives are false. Without them the audit shows how hard the negatives
     are, how concentrated, and how many are near-duplicates.
@@ -32,15 +45,15 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
 
       hardneg audit q.npy --queries queries.jsonl --corpus corpus.jsonl --corpus-embeddings d.npy --judgements qrels.tsv
 
-      hardneg audit mined.parquet   (what it was mined from is read from its manifest)
+      hardneg audit mined.parquet   (the manifest names the data it was mined from)
 
-      hardneg audit mined.parquet --held-out-judgements qrels.tsv   (a rate of false negatives)
+      hardneg audit mined.parquet --held-out-judgements qrels.tsv   (estimates the false-negative rate)
 
       hardneg audit theirs.jsonl --queries queries.jsonl --corpus corpus.jsonl --corpus-column title+text
     """
     flags = flags_of(AuditOptions)
     with errors_for_people(flags={"audit": flags, "mine": flags}):
-        options = build(AuditOptions, with_file(ctx, "audit", config, values, AuditOptions), "audit")
+        options = build(AuditOptions, with_config_file(ctx, "audit", config, values, AuditOptions), "audit")
         _check_out(out, options, overwrite)
         _show(_audit(options), options, out, overwrite)
 
@@ -51,13 +64,20 @@ with_parameters(
         CONTEXT,
         *parameters_of(AuditOptions, PANELS),
         parameter("out", str, "audit", "--out", "-o", help="Folder for audit.html and audit.json."),
-        parameter("overwrite", bool, False, "--overwrite", help="Also replace files there that audit has not made."),
+        parameter(
+            "overwrite",
+            bool,
+            False,
+            "--overwrite",
+            help="Replace files there even if hardneg audit did not write them.",
+        ),
         CONFIG,
     ],
 )
 
 
 def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
+    """Raise unless the output files can be written without overwriting an input or a foreign file."""
     from hardneg.core.errors import FileError
     from hardneg.io.outputs import check_output, is_sealed_json, is_sealed_page
     from hardneg.mining.options import manifest_of
@@ -71,14 +91,16 @@ def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
 
 
 def _audit(options: AuditOptions) -> Audit:
+    """Run the audit with progress bars."""
     from hardneg.auditing.files import audit_files
 
     with progress_bars() as bars:
-        bar = cache(bars)  # one, from the first call on
+        bar = cache(bars)  # the same bar in every call
         return audit_files(options, lambda done, total: bar("anchors", total)(done), bars)
 
 
 def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
+    """Write audit.json and audit.html, then print the table."""
     from rich.text import Text
 
     from hardneg.auditing.terminal import show
@@ -87,9 +109,9 @@ def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> Non
 
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # both files are of one audit
+    with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # two audits at once must not mix their files
         _check_out(out, options, overwrite)
         files = (found.write_json(folder / "audit.json"), found.write_html(folder / "audit.html"))
-    console = Terminal()  # after the files are there: whoever reads may leave early, as `head` does
+    console = Terminal()  # print last: the reader of a pipe may stop early, as `head` does
     show(found, console)
     console.print(Text(f"{files[1]} and {files[0]}"))

@@ -1,4 +1,4 @@
-"""`hardneg compare`: the arguments of the verb; what it does is in hardneg.comparing."""
+"""`hardneg compare`: arguments of the verb; ``hardneg.comparing`` does the work, ``tables.py`` prints."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hardneg.training.options import RECIPES
 
 
 def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
-    """Compare negatives on your data: same budget, seeds and initial weights; a table, sentences and a report.
+    """Compare negatives on your data with equal budget, seeds and initial weights; print a table and write a report.
 
-    A killed comparison resumes when the same command is given again; finished runs are kept.
+    An interrupted comparison resumes when you run the same command again; finished runs are kept.
 
     Examples:
       hardneg compare --arm "simclr(temperature=0.25)" --arm "hcl(beta=1)"
@@ -30,21 +30,21 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
 
       hardneg compare --config comparison.yaml --jobs 2
     """
-    with errors_for_people("Nothing is lost: give the same command again to resume."):
+    with errors_for_people("Nothing is lost: run the same command again to resume."):
         from hardneg.cli.tables import compare_and_show
         from hardneg.comparing.request import Comparison, read_options, read_tune
 
         values |= {name: value for name, value in _from_file(config).items() if name not in given(ctx)}
-        options = build(CompareOptions, values, "compare")  # leaves the options of train that a file has
+        options = build(CompareOptions, values, "compare")  # leaves the options of train that the file sets in `values`
         others = read_options(options.options)
-        if twice := sorted(others.keys() & given(ctx)):
-            flag = "--" + twice[0].replace("_", "-")
-            raise ArgumentError("compare", f"{flag} or --option {twice[0]}=..., not both", "two values")
+        if duplicates := sorted(others.keys() & given(ctx)):
+            flag = "--" + duplicates[0].replace("_", "-")
+            raise ArgumentError("compare", f"either {flag} or --option {duplicates[0]}=...", "both")
         common = {name: getattr(options.shared, name) for name in ALWAYS} | values | others
         if options.shared.evaluate_with is not None:
             common["evaluate_with"] = options.shared.evaluate_with
         if len(options.tune) > 1:
-            fix = "tune one option here, and the others in comparisons of their own"
+            fix = "tune one option per comparison"
             raise ArgumentError("compare", "--tune once", " and ".join(options.tune), fix)
         tune = read_tune(options.tune[0]) if options.tune else None
         wanted = Comparison(options.arms, options.seeds, common, tune, options.metric)
@@ -52,7 +52,16 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
-    """Options of compare and of train; ``tune`` may also be a mapping from an option to a list of values."""
+    """Read options of compare and train from a YAML file.
+
+    Args:
+        path: The file, or None for no options. ``tune`` may be a mapping from an option to a list of values, besides
+            the form of the flag, ``name=value,value``.
+
+    Raises:
+        FileError: The file cannot be read as lines of ``name: value``.
+        UnknownName: A name belongs neither to compare nor to any recipe.
+    """
     if path is None:
         return {}
     values = read_yaml(path)
@@ -68,6 +77,8 @@ with_parameters(
     [
         CONTEXT,
         *parameters_of(CompareOptions),
-        parameter("config", Path | None, None, help="A YAML file: arms as a list, and any option of compare or train."),
+        parameter(
+            "config", Path | None, None, help="YAML file with a list of arms and any option of compare or train."
+        ),
     ],
 )

@@ -1,4 +1,8 @@
-"""`hardneg evaluate`: embeddings, runs and encoders of texts against whatever there is to measure them by."""
+"""`hardneg evaluate`: choose the evaluation that fits the input, run it and print it.
+
+Three cases: another data set (--on), benchmarks for text encoders (--sts, --beir, --classification), or saved
+embeddings. The measures are in ``hardneg.training.evaluation``.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +21,49 @@ if TYPE_CHECKING:
 
 
 def evaluate_and_show(options: EvaluateOptions) -> None:
+    """Run the evaluation the options ask for and print it as a table, or as one line of JSON.
+
+    Raises:
+        ArgumentError: Options contradict each other, or the data has nothing to evaluate by.
+        NoFile: The run has no saved embeddings; the error explains why.
+    """
     from hardneg.cli.tables import show_evaluation, show_text_evaluations
 
-    of_texts = bool(options.sts or options.beir or options.classification)
-    _check_together(options, of_texts)
+    with_texts = bool(options.sts or options.beir or options.classification)
+    _check_combination(options, with_texts)
     if options.on:
         from hardneg.training.evaluation.transfer import transfer
 
         found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
-    elif of_texts:
-        found = _of_texts(options)
+    elif with_texts:
+        found = _evaluate_texts(options)
     else:
-        found = _of_embeddings(Path(options.path))
+        found = _evaluate_embeddings(Path(options.path))
     if options.json:
         typer.echo(json.dumps(found))
     else:
-        show_text_evaluations(found) if of_texts else show_evaluation(found)
+        show_text_evaluations(found) if with_texts else show_evaluation(found)
 
 
-def _check_together(options: EvaluateOptions, of_texts: bool) -> None:
-    """Raises for options of which one would have no effect."""
-    if options.on and of_texts:
-        what = "either --on or a benchmark of texts"
-        raise ArgumentError("evaluate", what, f"--on {options.on} with the other", "evaluate them one after the other")
+def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
+    """Raise ArgumentError if one of the given options would have no effect."""
+    if options.on and with_texts:
+        what = "either --on or a text benchmark"
+        raise ArgumentError("evaluate", what, f"--on {options.on} and a text benchmark", "run them one after the other")
     if options.split != "test" and not (options.sts or options.beir):
         what, got = "--sts or --beir for --split", f"--split {options.split} with neither"
-        raise ArgumentError("evaluate", what, got, "leave it out: it has no effect")
-    if options.weights == "best" and not (options.on or of_texts):
-        fix = "give --on with the data of the run, which encodes it again"
+        raise ArgumentError("evaluate", what, got, "omit it, since it has no effect")
+    if options.weights == "best" and not (options.on or with_texts):
+        fix = "encode the data of the run again with --on DATA"
         raise ArgumentError("evaluate", "--weights last for the saved embeddings of a run", "--weights best", fix)
 
 
-def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
+def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
+    """Evaluate a text encoder, or the encoder of a run, on each given benchmark.
+
+    Returns:
+        Results under the keys "sts", "retrieval" and "classification".
+    """
     from hardneg.training.evaluation.texts import text_encoder
     from hardneg.training.export import text_encoder_of
 
@@ -76,21 +91,27 @@ def _of_texts(options: EvaluateOptions) -> dict[str, Any]:
     return found
 
 
-def _of_embeddings(path: Path) -> dict[str, Any]:
+def _evaluate_embeddings(path: Path) -> dict[str, Any]:
+    """Evaluate the saved embeddings of a run directory or of an .npz file.
+
+    Raises:
+        NoFile: There is no file of embeddings.
+        ArgumentError: A run has no train split and its test split has no labels.
+    """
     from hardneg.io.arrays import names_in_npz
     from hardneg.training.evaluation.embeddings import evaluate_file
 
     file = path / "embeddings.npz" if path.is_dir() else path
     if not file.exists():
-        raise NoFile("evaluate", "embeddings", file, "which is not there", _why_not(path))
+        raise NoFile("evaluate", "embeddings", file, "which does not exist", _why_no_embeddings(path))
     if path.is_dir() and "train_x" not in names_in_npz("evaluate", file):
-        return _of_one_split(path, file)
+        return _cross_validate(path, file)
     return evaluate_file(file)
 
 
-def _of_one_split(path: Path, file: Path) -> dict[str, Any]:
-    """Of a run without a train split to fit a probe to: by cross-validation of its test split, as of graphs."""
-    import hardneg.training.data.kinds  # noqa: F401  # registers how tables call the measures of graphs
+def _cross_validate(path: Path, file: Path) -> dict[str, Any]:
+    """Cross-validate an SVM on the test split of a run without a train split, such as a run on graphs."""
+    import hardneg.training.data.kinds  # noqa: F401  # registers the names of the measures of graphs
     from hardneg.io.embeddings import load_evaluated
     from hardneg.training.evaluation.svm import svm_accuracy
 
@@ -99,21 +120,21 @@ def _of_one_split(path: Path, file: Path) -> dict[str, Any]:
         found = svm_accuracy(x, y)
         return {"svm": found["mean"], "folds": found["folds"], "num_test": len(y)}
     fix = "give --on DATA with labels, or for texts --sts FILE, --beir FOLDER or --classification TABLE"
-    raise ArgumentError("evaluate", "labels, or something else to evaluate by", f"{path}, whose data has none", fix)
+    raise ArgumentError("evaluate", "labels or a benchmark", f"{path}, whose data has no labels", fix)
 
 
-def _why_not(path: Path) -> str:
-    """Why there are no embeddings, and what to do."""
+def _why_no_embeddings(path: Path) -> str:
+    """Explain why a run has no embeddings, and how to get them."""
     from hardneg.training.runs import Run
 
     run = Run(path)
     result = run.result()
     if (path / "comparison.json").exists():
-        return f"this is a comparison: give one of its runs, {path / 'runs'}/..."
+        return f"this is a comparison: evaluate one of its runs, {path / 'runs'}/..."
     if result is None and run.config_path.exists():
-        return "the run is not finished: give its command again with --resume, which evaluates at the end"
+        return "the run is not finished: repeat its command with --resume, which evaluates at the end"
     if result is None:
-        return "train first"
+        return "train the run first"
     if "knn" in result:
-        return "it was removed; delete result.json and train again with --resume, which only evaluates"
-    return "the run is finished, but its data has no labels, or one class only, and nothing to evaluate"
+        return "it was removed: delete result.json and repeat the training command with --resume, which only evaluates"
+    return "the run is finished, but its data has no labels or a single class, so there is nothing to evaluate"

@@ -1,4 +1,7 @@
-"""The grammar, explained in the terminal: what the distributions and schedules are and what an expression does."""
+"""`hardneg explain`: print the grammar, or the effect of one expression.
+
+Texts come from the docstrings and ``describe()`` of distributions and schedules; nothing is listed here.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,23 @@ from hardneg.negatives import Negatives, parse, registered_negatives
 
 
 def list_grammar() -> None:
+    """Print every registered distribution and schedule with an example."""
     console = Terminal()
     console.print(_table("Distributions, joined by *", registered_negatives()))
     console.print(_table("Schedules, wherever a number stands", registered_schedules()))
 
 
 def explain_expression(text: str, temperature: float) -> None:
+    """Print what each factor of an expression does, and remarks on the expression as a whole.
+
+    Args:
+        text: Expression of the grammar. Factors with schedules are described at the start and end of training.
+        temperature: Temperature of the loss, for the effective temperature of a tilt.
+
+    Raises:
+        GrammarError: The text is not an expression of the grammar.
+        ArgumentError: ``temperature`` is not a finite number of at least 1e-6.
+    """
     check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
     console = Terminal()
@@ -38,12 +52,18 @@ def explain_expression(text: str, temperature: float) -> None:
 
 
 def _what_it_does(begin: Negatives, end: Negatives) -> str:
+    """Describe one factor; if a schedule changes it, at the start and at the end of training."""
     first, last = begin.describe(), end.describe()
     judge = " Judged by the guide model." if getattr(begin, "by", "score") == "guide" else ""
     return (first if first == last else f"At the start: {first} At the end: {last}") + judge
 
 
 def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature: float) -> list[str]:
+    """Return remarks on an expression: the effective temperature of its tilts, and its schedules.
+
+    With weights e^(beta s) the gradient over the negatives is a softmax at temperature / (1 + beta), up to a factor, as
+    long as the weights themselves are not differentiated.
+    """
     remarks = []
     betas = [_tilt(at) for at in (begin, end)]
     if any(betas):
@@ -51,8 +71,8 @@ def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature
         shown = effective[0] if betas[0] == betas[1] else " to ".join(effective)
         detached = all(factor.slope_detached for factor in negatives.factors)
         remarks.append(
-            f"At temperature {temperature:g} this tilt shares out its repulsion like temperature {shown}"
-            + ("." if detached else ", before the gradient through the weights is counted.")
+            f"At temperature {temperature:g} this tilt distributes its repulsion like temperature {shown}"
+            + ("." if detached else ", not counting the gradient through the weights.")
             + f" The results may differ: compare it with an untilted run at {shown}."
         )
     if negatives.schedules():
@@ -61,11 +81,12 @@ def _remarks(negatives: Negatives, begin: Negatives, end: Negatives, temperature
 
 
 def _tilt(negatives: Negatives) -> float:
-    """The betas of its tilts add up."""
+    """Return the total beta: the betas of several tilts add up."""
     return sum(float(factor.slope) for factor in negatives.factors)  # type: ignore[arg-type]
 
 
 def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) -> Table:
+    """Return a table of registered classes with their summaries and first examples."""
     table = Table(title=title, title_justify="left")
     for column in ("name", "what it is", "example"):
         table.add_column(column)

@@ -1,4 +1,10 @@
-"""Flags from dataclasses of options, and the options from what was given: each option is declared once."""
+"""Turn dataclasses of options into flags, and flags and YAML files back into options.
+
+Each option is declared once, as a field made by ``hardneg.core.options.option``. From it follow its flag
+(`parameters_of`), its name in YAML files (`checked_values`), its checks, and its place in the dataclass that the work
+receives (`build`). Small verbs use the decorator `verb`; mine, audit, compare and train call the parts themselves,
+because they add flags of their own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +27,14 @@ Options = TypeVar("Options")
 
 
 def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Makes a command of a function of options: its flags are their fields, its help is the docstring."""
+    """Turn a function of one options object into a command.
+
+    Args:
+        options: Dataclass whose fields become the flags.
+
+    Returns:
+        A decorator. The command has the name of the decorated function, and its docstring as help text.
+    """
 
     def command_of(work: Callable[[Options], None]) -> Callable[..., None]:
         def command(**values: Any) -> None:
@@ -35,6 +48,15 @@ def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callab
 
 
 def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> inspect.Parameter:
+    """Return one flag in the form that typer reads from a signature.
+
+    Args:
+        name: Name of the Python argument.
+        kind: Type of its value.
+        default: Value without the flag.
+        *flags: Spellings such as ``--out`` and ``-o``; derived from the name if none are given.
+        **rest: Further arguments of ``typer.Option``, such as ``help`` and ``rich_help_panel``.
+    """
     if kind is bool:
         rest["metavar"] = ""  # a switch takes no value
     annotation = Annotated[kind, typer.Option(*flags, **rest)]
@@ -42,21 +64,27 @@ def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> i
 
 
 def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) -> list[inspect.Parameter]:
-    """One parameter for each field, in the order of the panels; ``defaults`` replace those of the fields."""
+    """Return one flag per field of an options dataclass, for ``with_parameters``.
+
+    Args:
+        options: The dataclass; fields that are dataclasses themselves contribute their fields.
+        panels: Order in which the panels of the help appear; fields without a panel come first.
+        **defaults: Defaults that replace those of the fields.
+    """
     found = [
         (rules.get("panel"), _parameter_of(name, kind, defaults.get(name, one.default), rules))
-        for name, one, kind, rules in _flat(options)
+        for name, one, kind, rules in _iter_options(options)
     ]
     order = [None, *panels]
     return [each for _, each in sorted(found, key=lambda pair: order.index(pair[0]) if panels else 0)]
 
 
 def flags_of(options: type) -> dict[str, str]:
-    """Each option as it is written on the command line: {"k": "-k", "near_positive": "--near-positive"}."""
-    return {name: flag_of(name, rules) for name, _, _, rules in _flat(options)}
+    """Return how each option is written on the command line: {"k": "-k", "near_positive": "--near-positive"}."""
+    return {name: flag_of(name, rules) for name, _, _, rules in _iter_options(options)}
 
 
-_elsewhere = {
+_names_in_other_libraries = {
     "--bs": "--batch-size",
     "--dataset": "--data",
     "--lr": "--learning-rate",
@@ -81,23 +109,28 @@ _elsewhere = {
     "--top-k": "-k",
     "--wd": "--weight-decay",
 }
-"""Flags of other libraries and what they are called here."""
+"""Flags of other libraries and their names here, for suggestions in errors."""
 
 
 class Command(TyperCommand):
-    """A command whose error for an unknown flag suggests ours: for names of other libraries, and in ``compare``."""
+    """Command that suggests the right flag when an unknown one is used.
+
+    It knows the names of other libraries (``--lr``), and for ``compare`` the options of ``train`` (``--option
+    lr=VALUE``).
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; add a suggestion to click's error for an unknown flag."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption, of click or of the copy of it in newer versions of typer
+        except Exception as error:  # NoSuchOption of click, or of the copy of click in newer versions of typer
             if hasattr(error, "possibilities") and (ours := self._suggested(getattr(error, "option_name", ""))):
                 error.possibilities = [ours]
             raise
 
     def _suggested(self, flag: str) -> str | None:
         flag = flag.replace("_", "-")
-        ours = _elsewhere.get(flag, flag)
+        ours = _names_in_other_libraries.get(flag, flag)
         known = {one for each in self.params for one in each.opts}
         if ours.split()[0] in known:
             return ours
@@ -106,19 +139,41 @@ class Command(TyperCommand):
         return f"--option {name}=VALUE" if is_of_train else None
 
 
-CONFIG = parameter("config", Path | None, None, help="A YAML file with any of these options; flags win.")
+CONFIG = parameter("config", Path | None, None, help="YAML file with any of these options; flags take precedence.")
 CONTEXT = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def with_file(
+def with_config_file(
     ctx: typer.Context, who: str, config: Path | None, values: dict[str, Any], *options: type
 ) -> dict[str, Any]:
-    """The values of the flags, with those of a file where a flag was not given."""
+    """Return the values of the flags, completed by a YAML file for flags not given on the command line.
+
+    Args:
+        ctx: Context of the command, which records the flags that were given.
+        who: Verb to name in errors.
+        config: Path of the YAML file, or None.
+        values: Value of each flag, by option name.
+        *options: Dataclasses whose options the file may set.
+    """
     return values | {name: v for name, v in from_file(who, config, *options).items() if name not in given(ctx)}
 
 
 def from_file(who: str, path: Path | None, *options: type) -> dict[str, Any]:
-    """The options of a YAML file, by the names of their flags, checked for the same kinds and bounds."""
+    """Read options from a YAML file, with the types and bounds of the flags checked.
+
+    Args:
+        who: Verb to name in errors.
+        path: The file, or None for no options.
+        *options: Dataclasses whose options the file may set.
+
+    Returns:
+        Values by option name.
+
+    Raises:
+        FileError: The file cannot be read as lines of ``name: value``.
+        UnknownName: A name belongs to none of the options.
+        ArgumentError: A value has the wrong type or is out of bounds.
+    """
     if path is None:
         return {}
     with located(str(path)):
@@ -126,8 +181,18 @@ def from_file(who: str, path: Path | None, *options: type) -> dict[str, Any]:
 
 
 def checked_values(who: str, values: dict[str, Any], *options: type) -> dict[str, Any]:
-    """The values as a flag would have read them; raises for names that none of the options has."""
-    known = {name: part for kind in options for name, *part in _flat(kind) if "argument" not in part[-1]}
+    """Convert values of a file to what the flags would give.
+
+    Args:
+        who: Verb to name in errors.
+        values: Values by option name, with the types of YAML.
+        *options: Dataclasses whose options are known.
+
+    Raises:
+        UnknownName: A name belongs to none of the options; the error suggests the nearest one and its type.
+        ArgumentError: A value has the wrong type or is out of bounds.
+    """
+    known = {name: part for kind in options for name, *part in _iter_options(kind) if "argument" not in part[-1]}
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -149,9 +214,18 @@ def _texts(who: str, name: str, value: Any) -> list[str]:
 
 
 def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") -> Options:
-    """The options from the values of the flags, checked; takes from ``values`` what it uses."""
+    """Construct the options object from the values of the flags.
+
+    Args:
+        options: Dataclass to construct.
+        values: Values by option name. Used values are removed, so what remains belongs to another dataclass.
+        who: Verb to name in errors.
+
+    Raises:
+        ArgumentError: A value has the wrong type or is out of bounds.
+    """
     chosen: dict[str, Any] = {}
-    for name, _, kind, rules in _flat(options):
+    for name, _, kind, rules in _iter_options(options):
         value = from_text(kind, values.pop(name))
         if get_origin(kind) is tuple:
             value = tuple(value or ())
@@ -169,14 +243,14 @@ def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") 
 
 
 def with_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """The command, as typer sees it: with these parameters instead of ``**values``."""
+    """Give a command of ``**values`` an explicit signature, from which typer builds its flags; return the command."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
 
 
-def _flat(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[str, Any]]]:
-    """The name of the flag, the field, its kind and its rules, parts taken apart."""
+def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[str, Any]]]:
+    """Yield (option name, field, type, rules) of every option; nested dataclasses are flattened."""
     hints = get_type_hints(options)
     for one in fields(options):
         if "part" not in one.metadata:
@@ -189,10 +263,12 @@ def _flat(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[str, Any]]
 
 
 def _fields_of(one: Field[Any], kind: type) -> list[Field[Any]]:
+    """Return the fields of a nested dataclass that are exposed as flags."""
     return [each for each in fields(kind) if not one.metadata["only"] or each.name in one.metadata["only"]]
 
 
 def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> inspect.Parameter:
+    """Return the flag or argument of one field; typer needs lists for tuples and texts for schedules."""
     default = inspect.Parameter.empty if default is MISSING else default
     if get_origin(kind) is tuple:
         kind, default = (list[str], default) if default is inspect.Parameter.empty else (list[str] | None, None)
@@ -206,7 +282,10 @@ def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> 
 
 
 def _help(rules: dict[str, Any]) -> str:
-    """With what is allowed in words, since choices and bounds instead of the kind would leave no room for it."""
+    """Append choices and bounds to the help text.
+
+    typer would show them in the type column, which leaves too little space for the help.
+    """
     if rules["among"]:
         return f"{rules['help']} One of {', '.join(rules['among'])}."
     if rules["low"] is None:
@@ -216,7 +295,7 @@ def _help(rules: dict[str, Any]) -> str:
 
 
 def _usage(one: Field[Any], kind: Any, rules: dict[str, Any]) -> str:
-    """What an option takes: "It is a whole number of at least 1, by default 50"."""
+    """Describe the values of an option for errors: "It is a whole number of at least 1, by default 50"."""
     what = f"one of {', '.join(rules['among'])}" if rules["among"] else called(kind)
     bounds = f" {allowed(rules['low'], rules['high'])}" if rules["low"] is not None else ""
     default = "" if one.default in (MISSING, None, ()) else f", by default {one.default}"

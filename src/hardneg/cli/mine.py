@@ -1,4 +1,8 @@
-"""`hardneg mine`: the arguments of the verb; what it does is in hardneg.mining."""
+"""`hardneg mine`: arguments and printed summaries of the verb; the work is in ``hardneg.mining``.
+
+`mine` reads the options and either prints an estimate (--dry-run) or runs the job (`_mine`) and prints its summary. The
+functions below `_mine` only format results.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardneg.cli.errors import errors_for_people
-from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameter, parameters_of, with_file, with_parameters
+from hardneg.cli.flags import (
+    CONFIG,
+    CONTEXT,
+    build,
+    flags_of,
+    parameter,
+    parameters_of,
+    with_config_file,
+    with_parameters,
+)
 from hardneg.cli.progress import progress_bars
 from hardneg.core.text import counted
 from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
@@ -35,7 +48,7 @@ def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, 
       hardneg mine ... --engine ray   or   --part 0/8, --part 1/8 ... and then --merge   (the same output)
     """
     with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
-        options = build(MineOptions, with_file(ctx, "mine", config, values, MineOptions), "mine")
+        options = build(MineOptions, with_config_file(ctx, "mine", config, values, MineOptions), "mine")
         if dry_run:
             from hardneg.mining.estimate import estimate
 
@@ -49,14 +62,37 @@ with_parameters(
     [
         CONTEXT,
         *parameters_of(MineOptions, (INPUT, RULE, SEARCH, OUTPUT, RUN)),
-        parameter("dry_run", bool, False, "--dry-run", help="Estimate the cost only.", rich_help_panel=OUTPUT),
-        parameter("explain", bool, False, "--explain", help="Count what each factor removed.", rich_help_panel=OUTPUT),
+        parameter(
+            "dry_run",
+            bool,
+            False,
+            "--dry-run",
+            help="Only estimate time, memory and disk space.",
+            rich_help_panel=OUTPUT,
+        ),
+        parameter(
+            "explain",
+            bool,
+            False,
+            "--explain",
+            help="Print how many candidates each factor removed.",
+            rich_help_panel=OUTPUT,
+        ),
         CONFIG,
     ],
 )
 
 
 def _mine(options: MineOptions, explain: bool) -> None:
+    """Run the job with progress bars and print its summary.
+
+    Args:
+        options: Options of the job. A run with ``--part`` has no summary until ``--merge``.
+        explain: Also print the counts of each factor, even if no negative is left.
+
+    Raises:
+        NoNegatives: The expression leaves no negative for any query.
+    """
     from hardneg.mining.explain import NoNegatives
     from hardneg.mining.job import run
 
@@ -70,17 +106,18 @@ def _mine(options: MineOptions, explain: bool) -> None:
     if summary is not None:
         _print_summary(summary, options, explain)
     elif options.part is not None:
-        typer.echo(f"Part {options.part} has done what it can; --merge writes the output once all parts have.")
+        typer.echo(f"Part {options.part} is finished. Once all parts are, --merge writes the output.")
 
 
 def _print_steps(explanation: Explanation) -> None:
+    """Print the table of --explain: candidates removed by each step, and queries it left with too few."""
     from rich.table import Table
     from rich.text import Text
 
     from hardneg.io.terminal import Terminal
 
-    steps = Table(title=f"{explanation.looked_at:,} candidates looked at", title_justify="left")
-    for name in ("step", "removed", "queries short because of it"):
+    steps = Table(title=f"{explanation.looked_at:,} candidates considered", title_justify="left")
+    for name in ("step", "removed", "queries left short"):
         steps.add_column(name, justify="left" if name == "step" else "right")
     for step, gone, short in explanation.rows():
         steps.add_row(Text(step), f"{gone:,}", f"{short:,}")
@@ -88,6 +125,7 @@ def _print_steps(explanation: Explanation) -> None:
 
 
 def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> None:
+    """Print similarities, counts, the recall of an approximate search, and the output file."""
     from rich.table import Table
     from rich.text import Text
 
@@ -102,12 +140,10 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     for group, row in summary.statistics.items():
         similarities.add_row(group, *(f"{row[name]:.3f}" for name in ("mean", "5%", "median", "95%")))
     console.print(similarities)
-    for line in _read(summary.counts):
+    for line in _input_lines(summary.counts):
         console.print(Text(line))
     if summary.recall is not None:
-        console.print(
-            Text(f"The approximate search found {summary.recall:.1%} of the nearest, on a sample of queries.")
-        )
+        console.print(Text(f"Recall of the approximate search: {summary.recall:.1%}, on a sample of queries."))
     short, queries = summary.explanation.short, summary.explanation.queries
     if short:
         console.print(Text(f"{short:,} of {queries:,} queries have fewer than {options.k} negatives."))
@@ -116,8 +152,12 @@ def _print_summary(summary: Summary, options: MineOptions, explain: bool) -> Non
     )
 
 
-def _read(counts: dict[str, int]) -> list[str]:
-    """What was read in one line, and what was irregular, if anything, in another."""
+def _input_lines(counts: dict[str, int]) -> list[str]:
+    """Describe the input: one line of counts, and a second line about irregular input if there was any.
+
+    Args:
+        counts: Counts by name, as in the manifest; names outside the usual ones mean irregular input.
+    """
     rows, queries = counts["rows_of_queries"], counts["queries"]
     of_rows = f" in {counted(rows, 'row')}" if rows != queries else ""
     lines = [f"{counted(queries, 'query', 'queries')}{of_rows}, {counted(counts['corpus'], 'document')}"]
@@ -127,14 +167,16 @@ def _read(counts: dict[str, int]) -> list[str]:
 
 
 def _print_estimate(cost: JobEstimate) -> None:
-    for line in _read(cost.counts):
+    """Print the estimates of --dry-run."""
+    for line in _input_lines(cost.counts):
         typer.echo(line)
     typer.echo(f"encoding about {_duration(cost.encoding_seconds)}, mining about {_duration(cost.mining_seconds)}")
     memory = "" if cost.peak_bytes is None else f"memory about {cost.peak_bytes / 2**30:.1f} GiB, "
-    typer.echo(f"{memory}disk about {cost.disk_bytes / 2**30:.2f} GiB beside the output; nothing was written")
+    typer.echo(f"{memory}disk about {cost.disk_bytes / 2**30:.2f} GiB in addition to the output; nothing was written")
 
 
 def _duration(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

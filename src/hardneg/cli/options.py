@@ -1,4 +1,9 @@
-"""The options of the verbs whose rooms are too heavy for ``--help``, and where ``train`` writes."""
+"""Options of the verbs evaluate, export, report, explain and compare, and the run directory of ``train``.
+
+They live here, and not in the packages that do the work, so that ``--help`` imports neither torch nor those packages.
+Every field becomes a flag and a name in YAML files (``flags.py``); its first two arguments are the default and the help
+text.
+"""
 
 from __future__ import annotations
 
@@ -7,64 +12,87 @@ from dataclasses import dataclass, field
 from hardneg.core.options import argument, option, part
 from hardneg.training.options.base import RUN, TrainOptions
 
+# Choices of --format and --weights, and options of train that every comparison sets for all arms, given or not.
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
 WEIGHTS = ("last", "best")
 ALWAYS = ("data", "epochs", "batch_size")
-"""Options of train that a comparison always has."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run is, and whether to resume it."""
+    """Run directory of ``hardneg train`` and how to treat an existing run in it."""
 
-    out: str = option("runs", "Directory of the run.", RUN)
-    resume: bool = option(False, "Resume the run in --out, if there is one.", RUN)
-    allow_other_data: bool = option(False, "Go on although the data has changed since the start.", RUN)
+    out: str = option("runs", "Run directory.", RUN)
+    resume: bool = option(False, "Resume the run in --out if it exists.", RUN)
+    allow_other_data: bool = option(False, "Continue even if the data has changed since the run started.", RUN)
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """The arms, what they share, and what decides."""
+    """Arms of ``hardneg compare``, the options they share, and the metric that decides."""
 
-    arms: tuple[str, ...] = option((), "A paper or recipe, and after @ who shares the batch; repeat it.", None, "--arm")
+    arms: tuple[str, ...] = option(
+        (), "Paper or recipe to compare; after @, how batches are chosen. Repeatable.", None, "--arm"
+    )
     shared: TrainOptions = field(
         default_factory=TrainOptions, metadata=part(only=(*ALWAYS, "evaluate_with"), panel="Shared by all arms")
     )
     options: tuple[str, ...] = option(
-        (), "Another option of train, as name=value, for arms that do not write it.", "Shared by all arms", "--option"
+        (),
+        "Any other option of train as name=value, for arms that do not set it. Repeatable.",
+        "Shared by all arms",
+        "--option",
     )
-    seeds: int = option(3, "Runs of each arm; the same seeds for all.", low=2)
-    metric: str = option("auto", "What decides: auto (by the data), knn, 1nn, linear, retrieval ...")
-    tune: tuple[str, ...] = option((), "Such as temperature=0.1,0.2,0.5: the same tries for every arm.", None, "--tune")
-    out: str = option("runs/compare", "Directory of the comparison; an existing one is resumed.")
-    jobs: int | None = option(None, "Most runs side by side; by default one for each core or two for each GPU.", low=1)
-    allow_other_data: bool = option(False, "Go on in a folder that was begun with other data.")
+    seeds: int = option(3, "Runs per arm; every arm uses the same seeds.", low=2)
+    metric: str = option("auto", "Metric that decides: auto (depends on the data), knn, 1nn, linear, retrieval ...")
+    tune: tuple[str, ...] = option(
+        (), "Values of one option to try for every arm, such as temperature=0.1,0.2,0.5.", None, "--tune"
+    )
+    out: str = option("runs/compare", "Directory of the comparison; an existing comparison is resumed.")
+    jobs: int | None = option(None, "Maximum number of parallel runs; by default one per core, or two per GPU.", low=1)
+    allow_other_data: bool = option(False, "Continue even if the data has changed since the comparison started.")
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    path: str = argument("A run directory, a file of saved embeddings (npz), or an encoder of texts such as st:PATH.")
-    sts: str | None = option(None, "STS pairs: a table, or the folder of a task; Spearman's correlation.")
-    beir: str | None = option(None, "A BEIR folder: nDCG@10, MRR@10, recall@10 and recall@100.")
-    classification: str | None = option(None, "A table of texts and labels: logistic regression on the embeddings.")
-    on: str | None = option(None, "Another labelled data set, for the encoder of a run: cifar100, folder:PATH ...")
-    data_root: str | None = option(None, "Where that data set lies, if not in its usual place.")
-    weights: str = option("last", "Of a run: those of the end, or those that its monitor found best.", among=WEIGHTS)
-    split: str = option("test", "Of STS and BEIR.")
-    run_code: bool = option(False, "Run code that the run names as its encoder: a Python file, a model folder.")
-    json: bool = option(False, "Print one line of JSON.")
+    """Options of ``hardneg evaluate``: the model or embeddings, and the benchmarks to measure."""
+
+    path: str = argument("Run directory, file of saved embeddings (.npz), or text encoder such as st:PATH.")
+    sts: str | None = option(None, "STS pairs: a table or the folder of a task. Reports Spearman's correlation.")
+    beir: str | None = option(None, "BEIR folder. Reports nDCG@10, MRR@10, recall@10 and recall@100.")
+    classification: str | None = option(
+        None, "Table of texts and labels. Reports the accuracy of logistic regression on embeddings."
+    )
+    on: str | None = option(
+        None, "Another labelled data set on which to evaluate the encoder of a run: cifar100, folder:PATH ..."
+    )
+    data_root: str | None = option(None, "Folder of the data set of --on, if not the default folder.")
+    weights: str = option(
+        "last", "Weights of a run to use: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    )
+    split: str = option("test", "Split of the STS or BEIR data to evaluate.")
+    run_code: bool = option(
+        False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."
+    )
+    json: bool = option(False, "Print the result as one line of JSON.")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    run: str = argument("A run directory.")
-    format: str = option("safetensors", "What is written.", None, "--format", among=FORMATS)
-    out: str | None = option(None, "The file or folder; by default in the run directory.")
-    weights: str = option("last", "Those of the end, or those that the monitor found best.", among=WEIGHTS)
-    run_code: bool = option(False, "Run code that the run names as its encoder: a Python file, a model folder.")
+    """Options of ``hardneg export``: the run, the target format, and which weights to write."""
+
+    run: str = argument("Run directory.")
+    format: str = option("safetensors", "Format to write.", None, "--format", among=FORMATS)
+    out: str | None = option(None, "File or folder to write; by default inside the run directory.")
+    weights: str = option(
+        "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    )
+    run_code: bool = option(
+        False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."
+    )
     normalise: bool = option(
         True,
-        "Write mean and std of the images with the weights; raises if they are not known.",
+        "Save the mean and std of the images with the weights; an error if they are unknown.",
         None,
         "--normalise/--no-normalise",
     )
@@ -72,12 +100,18 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    paths: tuple[str, ...] = argument("Run directories and comparisons, one or several.")
-    out: str | None = option(None, "The HTML file; by default report.html in the directory.", None, "--out", "-o")
-    overwrite: bool = option(False, "Also over a file that is no page of hardneg.")
+    """Options of ``hardneg report``: what to show, and where to write the page."""
+
+    paths: tuple[str, ...] = argument("One or more run directories or comparisons.")
+    out: str | None = option(
+        None, "HTML file to write; by default report.html in the (first) directory.", None, "--out", "-o"
+    )
+    overwrite: bool = option(False, "Replace the file even if hardneg did not write it.")
 
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    expression: str | None = argument("Negatives in the grammar; none lists all of them.", None)
-    temperature: float = option(0.5, "Temperature of the scores.", low=1e-6)
+    """Options of ``hardneg explain``: an expression of the grammar and the temperature of the loss."""
+
+    expression: str | None = argument("Expression of the grammar; without one, all distributions are listed.", None)
+    temperature: float = option(0.5, "Temperature of the loss.", low=1e-6)

@@ -1,4 +1,7 @@
-"""Bars for what takes long, in a terminal only: nothing is written to a file or a pipe."""
+"""Progress bars of the verbs mine, audit and evaluate.
+
+Bars appear in terminals only, on the first rank only; nothing is written to files or pipes.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Bars = Callable[[str, int], Callable[[int], None]]
-"""(what is done, how many steps) -> call it with the number of steps done."""
+"""(description, total steps) -> function to call with the number of steps completed since the last call."""
 
 
 @contextmanager
 def progress_bars() -> Iterator[Bars]:
+    """Show progress bars while the block runs, and remove them at its end.
+
+    Yields:
+        A function of (description, total steps) that starts a bar, or restarts the bar of the same description, and
+        returns the function that advances it. Outside a terminal both do nothing.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from hardneg.io.terminal import Terminal
 
     console = Terminal()
     if not console.is_terminal or os.environ.get("RANK", "0") != "0":
-        yield lambda what, steps: lambda done: None  # rich 13.0 ends even a disabled bar with an empty line
+        yield lambda what, steps: lambda done: None  # rich 13.0 prints an empty line even after a disabled bar
         return
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*parts, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def bar(what: str, steps: int) -> Callable[[int], None]:
-            # A stage that comes again begins its bar again: of more bars than lines the last are not shown.
+            # Reuse the bar of a repeated stage: rich hides the last bars when there are more bars than terminal lines.
             task = tasks[what] if what in tasks else bars.add_task(what, total=steps)
             tasks[what] = task
             bars.reset(task, total=steps)

@@ -1,4 +1,7 @@
-"""Comparisons and evaluations in the terminal."""
+"""Comparisons and evaluations as tables in the terminal.
+
+`compare_and_show` runs a comparison with a progress bar and prints it; the other functions only print finished results.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,25 @@ from hardneg.core.text import counted, printable
 from hardneg.io.terminal import Terminal
 from hardneg.training.evaluation.measures import measure, measures_in, unit_of
 
+# A remark on arms whose distribution reads labels: their figures are not comparable with unsupervised arms.
 SEES_LABELS = "sees the labels of the training {}s"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
 def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_other_data: bool = False) -> None:
-    """Runs the comparison with a bar, prints the table and writes the report."""
+    """Run a comparison with a progress bar, print its table and write its report.
+
+    Args:
+        comparison: Arms, seeds and shared options.
+        out: Directory of the comparison; an existing one is resumed.
+        jobs: Maximum number of parallel runs; None chooses it from cores and GPUs.
+        allow_other_data: Continue even if the data has changed since the comparison started.
+    """
     from rich.progress import Progress
 
     from hardneg.reporting import write_report
 
-    prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, so that errors stand alone
+    prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, which would mix with error messages
     console = Terminal()
     with Progress(console=console) as progress:
         tuned = len(comparison.tune[1]) if comparison.tune else 0
@@ -50,9 +61,14 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
-    """The arms by their letters, the table, and which differences are beyond noise."""
+    """Print a comparison: arms by letter, the table, the verdict on each difference, cautions and notes.
+
+    Args:
+        summary: Contents of ``comparison.json``.
+        console: Terminal to print to.
+    """
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
-        console.print(Text(printable(f"{letter}  {row['arm']}{_aside(summary, row)}")))
+        console.print(Text(printable(f"{letter}  {row['arm']}{_remarks(summary, row)}")))
     console.print(comparison_table(summary))
     console.print(Text(f"{LAST_RECORDS} of all seeds.", style="dim"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
@@ -66,8 +82,8 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(printable(sentence)))
 
 
-def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
-    """What must be known of an arm to read its figures rightly: its tuned value, and whether it knows the classes."""
+def _remarks(summary: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return what a reader must know about an arm: its tuned value, use of labels, and collapsed runs."""
     remarks = []
     if summary.get("tuned"):
         remarks.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
@@ -79,7 +95,11 @@ def _aside(summary: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
-    """One line for each arm, narrow enough for 80 columns with three seeds."""
+    """Build the table of a comparison, one row per arm; with three seeds it fits 80 columns.
+
+    Args:
+        summary: Contents of ``comparison.json``. Accuracies in it are fractions, shown in percent.
+    """
     held_out = summary.get("comparison", {}).get("common", {}).get("evaluate_on") == "validation"
     split = " on the validation split" * held_out
     called, unit = measure(summary["metric"], summary.get("k")), unit_of(summary["metric"])
@@ -95,23 +115,28 @@ def comparison_table(summary: dict[str, Any]) -> Table:
             _interval(row["mean"], row["half_width"], sign=False),
             "" if row["difference"] is None else _interval(row["difference"], row["difference_half_width"]),
             f"{row['effective_temperature']:.3g}",
-            _known(100 * row["false_negatives"], 1),
-            _known(row["hardness"], 3),
-            _known(100 * row["clamped"], 0),
+            _or_not_available(100 * row["false_negatives"], 1),
+            _or_not_available(row["hardness"], 3),
+            _or_not_available(100 * row["clamped"], 0),
             _seconds(row["seconds"]),
         )
     return table
 
 
 def _letters(summary: dict[str, Any]) -> list[str]:
+    """Return the letters A, B, ... of the arms."""
     return [letter_of(number) for number in range(len(summary["rows"]))]
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
-    """The figures of a run or of embeddings; where there is no accuracy, why."""
+    """Print the measures of a run or of embeddings; without any accuracy, print the reason.
+
+    Args:
+        result: Contents of ``result.json`` or the result of an evaluation. Accuracies are fractions.
+    """
     table = Table(title="evaluation", title_justify="left", show_header=False)
     accuracies = measures_in(result)
-    for name in sorted(accuracies, key=lambda one: one != "linear"):  # the probe first
+    for name in sorted(accuracies, key=lambda one: one != "linear"):  # the linear probe first
         figure = f"{100 * result[name]:.2f}"
         table.add_row(measure(name, result.get("k")), f"{figure} %" if unit_of(name) == "%" else figure)
     for name in ("alignment", "uniformity", "steps", "seconds"):
@@ -124,7 +149,12 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 
 def show_text_evaluations(found: dict[str, Any]) -> None:
-    """Spearman's correlations, retrieval and accuracies, each times 100."""
+    """Print the benchmarks of a text encoder, all multiplied by 100.
+
+    Args:
+        found: Results under the keys "sts" (Spearman correlations), "retrieval" (nDCG, MRR, recall) and
+            "classification" (accuracies); missing keys are skipped.
+    """
     console = Terminal()
     if "sts" in found:
         table = Table("STS, Spearman x 100", "all", "mean", "pairs", title_justify="left")
@@ -132,7 +162,7 @@ def show_text_evaluations(found: dict[str, Any]) -> None:
             table.add_row(task, _percent(one["all"]), _percent(one["mean"]), str(one["pairs"]))
         table.add_row("mean of the tasks", _percent(found["sts"]["all"]), _percent(found["sts"]["mean"]), "")
         console.print(table)
-        console.print(Text("all: over all pairs of a task; mean: the mean of its subsets.", style="dim"))
+        console.print(Text("all: over all pairs of a task; mean: mean over its subsets.", style="dim"))
     if "retrieval" in found:
         table = Table("retrieval", "x 100")
         for name, value in found["retrieval"].items():
@@ -147,19 +177,21 @@ def show_text_evaluations(found: dict[str, Any]) -> None:
 
 
 def _percent(value: float | None) -> str:
+    """Format a fraction in percent."""
     return "n/a" if value is None else f"{100 * value:.2f}"
 
 
 def _interval(value: float, half: float | None, sign: bool = True) -> str:
+    """Format a fraction and the half-width of its 95 % interval in percent; ``+z`` avoids a negative zero."""
     width = "" if half is None else f" ± {100 * half:.1f}"
     return f"{100 * value:{'+z' if sign else ''}.1f}{width}"
 
 
 def _seconds(value: float) -> str:
-    """Two digits where a run took less than ten seconds."""
+    """Format seconds; two significant digits below ten."""
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def _known(value: float, digits: int) -> str:
-    """The figure, or n/a where an arm has none, as without negatives or labels."""
+def _or_not_available(value: float, digits: int) -> str:
+    """Format a figure, or n/a if an arm has none, for instance without negatives or labels."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "n/a"

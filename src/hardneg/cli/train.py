@@ -1,4 +1,7 @@
-"""`hardneg train RECIPE`: one flag for each option of a recipe, a YAML file for any of them, and where to write."""
+"""`hardneg train RECIPE`: one command per recipe, generated from the recipe's dataclass of options.
+
+`RECIPES` of ``hardneg.training.options`` lists the recipes; `EXAMPLES` holds the example flags of each help text.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from typing import Any
 import typer
 
 from hardneg.cli.errors import errors_for_people
-from hardneg.cli.flags import CONTEXT, Command, build, parameter, parameters_of, with_file, with_parameters
+from hardneg.cli.flags import CONTEXT, Command, build, parameter, parameters_of, with_config_file, with_parameters
 from hardneg.cli.options import RunOptions
 from hardneg.core.text import printable
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.options.base import RUN
 
+# Example flags of each recipe's help, without "hardneg train RECIPE"; recipes without an entry get a default.
 EXAMPLES: dict[str, list[str]] = {
     "simclr": [
         "--data cifar10 --precision bf16 --compile",
@@ -84,22 +88,29 @@ EXAMPLES: dict[str, list[str]] = {
     ],
 }
 
-train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluate it; see: train simclr --help")
+train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluate it; see hardneg train RECIPE --help.")
 
 
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
+    """Return the command of a recipe.
+
+    Args:
+        recipe: Name of the recipe, which is also the name of the command.
+        options: Dataclass of its options. Its docstring and the examples become the help text.
+    """
+
     def command(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         with errors_for_people("Nothing is lost: run the same command with --resume to continue."):
-            values = with_file(ctx, "train", config, values, options, RunOptions)
+            values = with_config_file(ctx, "train", config, values, options, RunOptions)
             where, wanted = build(RunOptions, values, "train"), build(options, values, "train")
             from hardneg.cli.tables import show_evaluation
             from hardneg.training.recipes import run_recipe
 
             if where.resume and not (Path(where.out) / "config.json").exists():
-                typer.echo(f"There is no run in {printable(where.out)} to resume: training starts anew.", err=True)
+                typer.echo(f"There is no run in {printable(where.out)} to resume; starting a new one.", err=True)
             how = {"resume": where.resume, "allow_other_data": where.allow_other_data}
             result = run_recipe(recipe, wanted, where.out, **how)
-            if int(os.environ.get("RANK", 0)) == 0:  # of several ranks, the first speaks for all
+            if int(os.environ.get("RANK", 0)) == 0:  # only the first rank prints
                 show_evaluation(result)
                 typer.echo(f"run: {where.out}")
 
@@ -107,7 +118,13 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
         CONTEXT,
         *parameters_of(options),
         *parameters_of(RunOptions, out=f"runs/{recipe}"),
-        parameter("config", Path | None, None, help="A YAML file with any of these options.", rich_help_panel=RUN),
+        parameter(
+            "config",
+            Path | None,
+            None,
+            help="YAML file with any of these options; flags take precedence.",
+            rich_help_panel=RUN,
+        ),
     ]
     examples = (f"  hardneg train {recipe} {flags}\n" for flags in EXAMPLES.get(recipe, ["--data digits --epochs 20"]))
     command.__doc__ = "\n".join([f"{options.__doc__}\n", "Examples:\n", *examples])

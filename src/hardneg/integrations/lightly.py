@@ -1,7 +1,11 @@
-"""A loss with the call of lightly's NTXentLoss, with any negatives.
+"""A loss that replaces lightly's NTXentLoss and accepts any negatives.
 
-loss = NegativesLoss("Tilt(1.0)", temperature=0.5)      # NTXentLoss(0.5) there
-loss(out0, out1)
+Example::
+
+    loss = NegativesLoss("Tilt(1.0)", temperature=0.5)  # instead of NTXentLoss(0.5)
+    loss(out0, out1)
+
+See docs/guides/lightly-and-open-clip.md.
 """
 
 from __future__ import annotations
@@ -21,12 +25,20 @@ from hardneg.state.pools import Queue
 
 
 class NegativesLoss(nn.Module):
-    """``Uniform()`` is NTXentLoss: SimCLR's, or with a memory bank MoCo's.
+    """Contrastive loss with the call of lightly's NTXentLoss.
 
-    memory_bank_size: (number of vectors, dimension), or 0 for none. It starts empty and not with random vectors, and
-        is a ``Queue``: what it holds and where it is are in the ``state_dict``.
-    gather_distributed: whether the candidates, or the vectors for the memory bank, are those of all ranks.
-    The other options are those of ContrastiveLoss.
+    With ``Uniform()`` it equals NTXentLoss: the loss of SimCLR, or with a memory bank that of MoCo.
+
+    Args:
+        negatives: Distribution over negatives, as an object or in the grammar.
+        temperature: Similarities are divided by it.
+        memory_bank_size: (number of vectors, dimension), or 0 for no memory bank. The bank is a ``Queue``: it starts
+            empty rather than with random vectors, and its contents and position are part of the ``state_dict``.
+        gather_distributed: Use the views of all ranks as candidates, or push those of all ranks into the memory bank.
+        **options: Further options of ``ContrastiveLoss``.
+
+    Raises:
+        ArgumentError: ``memory_bank_size`` is a number other than 0, which leaves the dimension open.
     """
 
     def __init__(
@@ -46,11 +58,16 @@ class NegativesLoss(nn.Module):
         self.loss = ContrastiveLoss(negatives, temperature, **options)
 
     def set_progress(self, step: int, total: int | None = None) -> None:
-        """Evaluates the schedules."""
+        """Set the schedules to their values at ``step`` of ``total`` steps."""
         self.loss.set_progress(step, total)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
-        """Views are projections of any norm; the second is pushed into the memory bank while training."""
+        """Return the mean loss of two views.
+
+        Args:
+            out0: Projections of the first view, [b, d], of any norm.
+            out1: Projections of the second view, [b, d]. During training they enter the memory bank after the loss.
+        """
         loss: Tensor
         if self.queue is not None:
             loss = self.loss(out0, out1, pool=self.queue)

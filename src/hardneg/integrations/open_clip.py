@@ -1,7 +1,11 @@
-"""A loss with the call of open_clip's ClipLoss, with any negatives.
+"""A loss that replaces open_clip's ClipLoss and SigLipLoss and accepts any negatives.
 
-loss = NegativesLoss("Tilt(1.0)")     # ClipLoss(local_loss=True, gather_with_grad=True, rank=..., world_size=...) there
-loss(**model(images, texts), output_dict=True)["contrastive_loss"]
+Example::
+
+    loss = NegativesLoss("Tilt(1.0)")  # instead of ClipLoss(local_loss=True, gather_with_grad=True, ...)
+    loss(**model(images, texts), output_dict=True)["contrastive_loss"]
+
+See docs/guides/lightly-and-open-clip.md.
 """
 
 from __future__ import annotations
@@ -20,18 +24,25 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
 
 _fixed = {
-    "temperature": "it is 1 / logit_scale, which the loss is called with",
-    "views": "leave it out: images meet texts",
-    "normalize": "leave it out: features are of unit norm",
+    "temperature": "it is 1 / logit_scale, an argument of the call",
+    "views": "leave it out: images are always compared with texts",
+    "normalize": "leave it out: features already have unit norm",
 }
 
 
 class NegativesLoss(nn.Module):
-    """The mean of images against texts and texts against images; ``Uniform()`` is ClipLoss.
+    """Mean of the losses of images against texts and of texts against images.
 
-    gather: whether the candidates are those of all ranks, with gradient. A rank has its own anchors only: its value is
-        that of ``ClipLoss(local_loss=True, gather_with_grad=True)``, and so is the gradient.
-    The other options are those of ContrastiveLoss; the temperature is 1 / logit_scale.
+    With ``Uniform()`` it equals ClipLoss. The temperature is 1 / logit_scale, passed in each call.
+
+    Args:
+        negatives: Distribution over negatives, as an object or in the grammar.
+        gather: Use the features of all ranks as candidates, with gradient. Anchors are those of this rank, so value and
+            gradient equal those of ``ClipLoss(local_loss=True, gather_with_grad=True)``.
+        **options: Further options of ``ContrastiveLoss``, except ``temperature``, ``views`` and ``normalize``.
+
+    Raises:
+        ArgumentError: One of the three fixed options is given.
     """
 
     def __init__(self, negatives: Negatives | str = Uniform(), *, gather: bool = True, **options: Any) -> None:
@@ -42,7 +53,7 @@ class NegativesLoss(nn.Module):
         self.loss = ContrastiveLoss(negatives, temperature=1.0, views="cross", normalize=False, **options)
 
     def set_progress(self, step: int, total: int | None = None) -> None:
-        """Evaluates the schedules."""
+        """Set the schedules to their values at ``step`` of ``total`` steps."""
         self.loss.set_progress(step, total)
 
     def forward(
@@ -54,10 +65,16 @@ class NegativesLoss(nn.Module):
         output_dict: bool = False,
         ids: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """Features are of unit norm, as the models give them. Rows with equal ``ids`` are never negatives.
+        """Return the loss of a batch; the arguments are named like the outputs of open_clip's models.
 
-        ``logit_bias`` is the bias of ``objective="sigmoid"``, in place of one given with it. In a softmax a bias on all
-        logits cancels: no other objective reads it, and its gradient is 0.
+        Args:
+            image_features: [b, d], of unit norm.
+            text_features: [b, d], of unit norm.
+            logit_scale: 1 / temperature.
+            logit_bias: Bias of ``objective="sigmoid"``; replaces one given with the objective. A bias on all logits
+                cancels in a softmax, so other objectives ignore it and its gradient is 0.
+            output_dict: Return ``{"contrastive_loss": loss}`` instead of the loss.
+            ids: [b]; rows with equal ids are never negatives of each other.
         """
         temperature = 1.0 / torch.as_tensor(logit_scale)
         if logit_bias is not None and isinstance(self.loss._objective, Sigmoid):

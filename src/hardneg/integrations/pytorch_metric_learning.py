@@ -1,7 +1,12 @@
-"""A loss and a miner for pytorch-metric-learning, with any negatives.
+"""A loss and a miner for pytorch-metric-learning that accept any negatives.
 
-loss = NegativesLoss(hn.ContrastiveLoss("Tilt(1.0)", temperature=0.1, reduction="pairs"))   # NTXentLoss(0.1) there
-loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+Example::
+
+    contrast = hn.ContrastiveLoss("Tilt(1.0)", temperature=0.1, reduction="pairs")
+    loss = NegativesLoss(contrast)  # instead of NTXentLoss(0.1)
+    loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+See docs/guides/metric-learning.md.
 """
 
 from __future__ import annotations
@@ -22,16 +27,27 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, parse
 from hardneg.search.draws import draw
 
-Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
+PairIndices = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class NegativesLoss(BaseMetricLossFunction):  # type: ignore[misc]
-    """A ContrastiveLoss with the call, the distances, the reducers and the regularizers of pytorch-metric-learning.
+    """A ``ContrastiveLoss`` usable as a loss of pytorch-metric-learning, with its distances, reducers and regularizers.
 
-    Positives are the pairs of one label, negatives the others, or those of ``indices_tuple``, where a pair counts once
-    however often it is listed. With ``reduction="pairs"`` each positive pair is a loss for the reducer, and
-    ``Uniform()`` is NTXentLoss; with ``"anchors"`` each anchor is one, the mean over its positives, and with
-    ``positives_in_denominator="all"`` that is SupConLoss. The distance normalises, not the ContrastiveLoss.
+    Pairs with equal labels are positives and all other pairs negatives; ``indices_tuple`` of a miner restricts both,
+    and a repeated pair counts once. The unit that the reducer reduces depends on the reduction of ``loss``:
+
+    - ``"pairs"``: one loss per positive pair. With ``Uniform()`` this is NTXentLoss.
+    - ``"anchors"``: one loss per anchor, the mean over its positives. With ``Uniform()`` and
+      ``positives_in_denominator="all"`` this is SupConLoss.
+
+    The distance normalises the embeddings, so the ``normalize`` of ``loss`` has no effect.
+
+    Args:
+        loss: Its negatives, temperature, objective and reduction are used.
+        **options: ``distance``, ``reducer``, ``embedding_regularizer`` ... of pytorch-metric-learning.
+
+    Raises:
+        ArgumentError: ``loss`` is not a ContrastiveLoss, or has ``reduction="none"``.
     """
 
     def __init__(self, loss: ContrastiveLoss, **options: Any) -> None:
@@ -49,6 +65,18 @@ class NegativesLoss(BaseMetricLossFunction):  # type: ignore[misc]
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> dict[str, Any]:
+        """Return the unreduced losses; the base class passes them to the reducer.
+
+        Args:
+            embeddings: Anchors, [b, d].
+            labels: [b], or None with ``indices_tuple``.
+            indices_tuple: (a, p, n) or (a1, p, a2, n) of a miner, or None for all pairs.
+            ref_emb: Candidates, [n, d]; the embeddings themselves unless given in the call.
+            ref_labels: [n], or None.
+
+        Returns:
+            ``{"loss": {"losses", "indices", "reduction_type"}}``, the format of the library.
+        """
         if labels is None and indices_tuple is None:
             raise ArgumentError("NegativesLoss", "labels or an indices_tuple", "neither")
         similarity = _similarity(self.distance, embeddings, ref_emb)
@@ -70,16 +98,23 @@ class NegativesLoss(BaseMetricLossFunction):  # type: ignore[misc]
         return {"loss": {"losses": means, "indices": every, "reduction_type": "element"}}
 
     def get_default_distance(self) -> Any:
+        """Return the distance used unless another is given."""
         return CosineSimilarity()
 
 
 class NegativesMiner(BaseMiner):  # type: ignore[misc]
-    """``(a1, p, a2, n)``: all pairs of one label, and for each anchor the negatives that a distribution leaves.
+    """Miner that keeps all positive pairs and chooses the negatives of each anchor by a distribution.
 
-    ``Rank(0, 10)``, ``Ring(0.1, 0.5)``, ``BelowPositive(relative=0.05)`` and the like leave some. With ``k``, that many
-    are drawn from the distribution for each anchor, without replacement, so that a ``Tilt`` draws harder ones. The
-    temperature is the one of the distribution. The draws follow from the seed and from how often the miner was called,
-    which is in its ``state_dict``.
+    Without ``k``, every candidate of non-zero weight is a negative, which suits distributions that remove candidates:
+    ``Rank(0, 10)``, ``Ring(0.1, 0.5)``, ``BelowPositive(relative=0.05)``. With ``k``, that many are drawn for each
+    anchor without replacement, so that a ``Tilt`` draws harder ones.
+
+    Args:
+        negatives: Distribution over negatives, as an object or in the grammar.
+        k: Negatives to draw for each anchor, or None for all.
+        temperature: Temperature of the distribution.
+        seed: Seed of the draws. They also depend on the number of calls, which is part of the ``state_dict``.
+        **options: ``distance`` and other options of pytorch-metric-learning.
     """
 
     calls: Tensor
@@ -92,7 +127,15 @@ class NegativesMiner(BaseMiner):  # type: ignore[misc]
         self.k, self.temperature, self.seed = k, temperature, seed
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
-    def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> Pairs:
+    def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> PairIndices:
+        """Return the indices (a1, p, a2, n) of positive pairs and chosen negative pairs.
+
+        Args:
+            embeddings: Anchors, [b, d].
+            labels: [b].
+            ref_emb: Candidates, [n, d].
+            ref_labels: [n].
+        """
         similarity = _similarity(self.distance, embeddings, ref_emb)
         a1, p, a2, n = convert_to_pairs(None, labels, ref_labels)
         scores = from_matrix(
@@ -113,15 +156,18 @@ class NegativesMiner(BaseMiner):  # type: ignore[misc]
         return a1, p, rows, drawn[rows, places]
 
     def get_default_distance(self) -> Any:
+        """Return the distance used unless another is given."""
         return CosineSimilarity()
 
 
 def _similarity(distance: Any, embeddings: Tensor, others: Tensor) -> Tensor:
+    """Return similarities, [b, n]: a distance of the library, negated unless larger already means closer."""
     matrix: Tensor = distance(embeddings, others)
     return matrix if distance.is_inverted else -matrix
 
 
 def _mask(rows: Tensor, columns: Tensor, like: Tensor) -> Tensor:
+    """Return a mask of the shape of ``like`` that is True at the given pairs."""
     mask = torch.zeros_like(like, dtype=torch.bool)
     mask[rows, columns] = True
     return mask

@@ -1,4 +1,10 @@
-"""sentence-transformers: its script with any negatives, ids and hard batches; docs/guides/sentence-transformers.md."""
+"""Train sentence-transformers with any negatives, ids, hard batches and fresh negatives.
+
+Everything fits the trainer of that library; see docs/guides/sentence-transformers.md. In reading order: ``ids.py``
+numbers queries and documents (`with_ids`), ``pairings.py`` builds anchors and candidates from a batch, ``loss.py`` and
+``cached.py`` are the losses, ``callback.py`` saves their state, ``batches.py`` plans batches, ``fresh.py`` mines during
+training.
+"""
 
 from hardneg.integrations.sentence_transformers.batches import HardBatches as HardBatches
 from hardneg.integrations.sentence_transformers.cached import CachedNegativesLoss as CachedNegativesLoss

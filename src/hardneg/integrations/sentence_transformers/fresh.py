@@ -1,8 +1,8 @@
-"""Negatives that are mined again from the model as it trains (ANCE: Xiong et al. 2021), for HardBatches.
+"""Negatives mined repeatedly with the model in training (ANCE: Xiong et al. 2021), for HardBatches.
 
-The rows of the data set get their negatives when they are loaded, from a table that each refresh replaces. The table
-lies in shared memory, so that loading processes see it too. Batches that were loaded ahead of a refresh keep the
-negatives of the one before.
+Rows of the data set receive their negatives when they are loaded, from a table that each refresh replaces. The table is
+in shared memory, so that loader processes see the changes. Batches loaded ahead of a refresh keep the previous
+negatives.
 """
 
 from __future__ import annotations
@@ -26,16 +26,26 @@ from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.negatives import Negatives, parse
 
-_fix = "begin again without it"
+_fix = "start a new run without it"
 
 
 class FreshNegatives:
-    """``dataset`` is the training set, with columns anchor, positive, negative_1 ... negative_k and ids in ``label``.
+    """Training set whose negatives are mined again at each refresh of ``HardBatches(..., fresh=...)``.
 
-    Pass it to ``HardBatches(..., fresh=...)``, which mines every ``every`` steps. Before that, negatives are random.
+    The attribute ``dataset`` is the data set to train on, with the columns anchor, positive, negative_1 ... negative_k
+    and the ids of all texts in ``label``. Before the first refresh the negatives are random.
 
-    dataset: (anchor, positive) texts, its first two columns. corpus: further documents to choose from.
-    negatives, k, draw, seed, temperature: as in ``hn.mine``.
+    Args:
+        dataset: A ``datasets.Dataset`` whose first two columns are the texts of anchors and positives.
+        negatives: Distribution over negatives, as in ``hn.mine``.
+        k: Negatives per anchor.
+        corpus: Further documents to choose negatives from, besides the positives.
+        draw: ``"top"``, ``"gumbel"`` or ``"categorical"``, as in ``hn.mine``.
+        seed: Seed of the draws and of the first, random negatives.
+        temperature: Temperature of the distribution.
+
+    Raises:
+        ArgumentError: The data set is not one of text pairs, the rule cannot be mined, or there are too few documents.
     """
 
     def __init__(
@@ -58,7 +68,7 @@ class FreshNegatives:
         self.negatives, self.k = rule.negatives, rule.k
         anchors, positives = (list(dataset[name]) for name in self.names)
         if wrong := [each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)]:
-            raise ArgumentError("FreshNegatives", "texts, one in each row of a column", repr(wrong[0]))
+            raise ArgumentError("FreshNegatives", "one text in each row of a column", repr(wrong[0]))
         documents = list(dict.fromkeys([*positives, *corpus]))
         queries, others = (Side(list(range(len(each))), each, named=False) for each in (anchors, documents))
         problem = build_problem(queries, others, [[one] for one in positives])
@@ -71,13 +81,20 @@ class FreshNegatives:
         self._query = {text: number for number, text in enumerate(self.queries)}
         self._row = {text: row for row, text in enumerate(self.documents)}
         self.dataset = dataset.select_columns(list(self.names)).with_transform(self._filled)
-        self.dataset.fresh = self  # for HardBatches, which must know whose rows these are
+        self.dataset.fresh = self  # lets HardBatches check that its `fresh` belongs to the data set
 
     def refresh(self, encode: Callable[[list[str], str], Annotated[Tensor, "n d"]], step: int) -> None:
-        """Mines with ``encode(texts, column)``; a query that comes out short keeps what it had."""
+        """Mine new negatives; a query with too few keeps its previous ones in the remaining places.
+
+        Args:
+            encode: Function of (texts, name of their column) that returns vectors, [n, d].
+            step: Number of optimiser steps so far.
+        """
         queries, documents = encode(self.queries, self.names[0]), encode(self.documents, self.names[1])
         with warnings.catch_warnings():
-            if self.mined_at is not None:  # the figures in the warnings change, and each refresh would repeat them
+            if (
+                self.mined_at is not None
+            ):  # warn at the first refresh only: numbers in the texts change, so warn_once would repeat them
                 warnings.simplefilter("ignore", HardnegWarning)
             found = mine(
                 Keys(queries, self.own.to(queries.device)),
@@ -92,28 +109,32 @@ class FreshNegatives:
         self.mined_at = step
 
     def age(self, step: int) -> int | None:
-        """Steps since the negatives were mined; None before that."""
+        """Return the number of steps since the negatives were mined; None before the first refresh."""
         return None if self.mined_at is None else step - self.mined_at
 
     def save(self, path: Path) -> int | None:
+        """Write the rows of the negatives, [queries, k], to an .npz file; return the step at which they were mined."""
         save_arrays(path, rows=self.rows.numpy())
         return self.mined_at
 
     def load(self, path: Path, mined_at: int | None) -> None:
+        """Read what ``save`` wrote and returned."""
         rows = load_arrays("FreshNegatives", path, lambda parts: torch.from_numpy(parts["rows"]), _fix)
         self.rows.copy_(rows)
         self.mined_at = mined_at
 
     def _filled(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """The rows of a batch with their negatives, and the ids of all texts: see ids.py."""
-        if len(batch) < 2:  # datasets before version 4 passes a column, ``dataset["anchor"]``, through here
+        """Return rows of the data set with their negatives and the ids of all texts, in the layout of ids.py."""
+        if len(batch) < 2:  # datasets before version 4 calls this for a single column, ``dataset["anchor"]``
             return batch
         anchors, positives = (batch[name] for name in self.names)
         chosen = [self.rows[self._query[text]].tolist() for text in anchors]
         out = {self.names[0]: list(anchors), self.names[1]: list(positives)}
         for place in range(self.k):
             out[f"negative_{place + 1}"] = [self.documents[rows[place]] for rows in chosen]
-        first = len(self.queries)  # equal texts have equal ids: a query that is a document has that document's
+        first = len(
+            self.queries
+        )  # equal texts have equal ids: a query that is also a document has the id of the document
         ids = [first + self._row[text] if text in self._row else self._query[text] for text in anchors]
         own = [first + self._row[text] for text in positives]
         rest = [[first + row for row in rows] for rows in chosen]
@@ -121,7 +142,7 @@ class FreshNegatives:
         return out
 
     def _random(self, seed: int) -> Tensor:
-        """K documents of each query that are none of its positives."""
+        """Draw k documents per query that are not its positives, [queries, k]."""
         random, size = torch.Generator().manual_seed(seed), len(self.documents)
         rows = []
         for own, same in zip(self.positives, self.own.tolist(), strict=True):

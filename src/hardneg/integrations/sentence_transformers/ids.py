@@ -1,8 +1,9 @@
-"""Ids of queries and documents through the trainer of sentence-transformers.
+"""Pass ids of queries and documents through the trainer of sentence-transformers.
 
-Of a row the trainer passes on only its tokenised texts and the column ``label``, so that is where the ids travel:
+The trainer passes only the tokens of a row and its column ``label`` to the loss, so `with_ids` stores the ids there,
+and `read_rows` reads them in the loss::
 
-    label = [group, id of the anchor, id of the positive, ids of the negatives ..., -1 where there is none]
+    label = [group, id of the anchor, id of the positive, ids of the negatives ...]  # -1: missing negative
 """
 
 from __future__ import annotations
@@ -22,31 +23,38 @@ from hardneg.mining.dataset import as_dataset, is_frame
 from hardneg.negatives.known import Known, KnownPairs
 
 Data = TypeVar("Data")
-Number = Annotated[Tensor, "b"]
+RowNumbers = Annotated[Tensor, "b"]
 NONE = torch.iinfo(torch.long).min
-"""No group, row or document: equal to no real one."""
+"""Marks a missing group, row or document; no real one has this number."""
 MOST = 2**31
-"""Ids are below, so that a pair of them is one number."""
-_most_rows = 2**20  # of a rank
+"""Ids are smaller, so that a pair of ids fits into one 64-bit number."""
+_most_rows = 2**20  # maximum number of rows per rank
 _labels = ("label", "labels", "score", "scores")
 _query_id, _document_ids = "query_id", "document_ids"  # the columns that `hardneg mine --ids` adds
 _names_ids = re.compile(r"(.*[_-])?ids?(_\d+)?", re.IGNORECASE)
 _is_id = re.compile(r"(?=.*\d)[A-Za-z0-9._:/#-]{1,64}")
-"""One ASCII word with a digit: "q1", "MED-10", "4983", a UUID. A whole column of them holds hardly texts."""
+"""One ASCII word with a digit: "q1", "MED-10", "4983", a UUID. A column of nothing else hardly contains texts."""
 
 
 def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data:
-    """The data set with a column ``label`` that carries ids; equal texts have equal ids, anchors have the first ones.
+    """Return the data set with a column ``label`` that contains ids for ``NegativesLoss``.
 
-    Columns are anchor, positive, negatives ..., in this order, as for every ranking loss of sentence-transformers. A
-    column of negatives may hold lists of any length, which become several columns; None and "" are no negative. A
-    ``DatasetDict`` is numbered as one, so that its parts share ids. ``start`` is the first id.
+    Equal texts get equal ids. The columns ``query_id`` and ``document_ids`` of ``hardneg mine --ids`` are used as ids
+    and
+    removed: rows with equal query ids have the same anchor, even if its text differs. Any other column whose texts look
+        like ids causes a warning.
 
-    The columns ``query_id`` and ``document_ids`` of ``hardneg mine --ids`` are read as ids and removed: rows with the
-    same query id have the same anchor, even if its text differs. Another column whose texts look like ids warns.
+    Args:
+        dataset: A ``datasets.Dataset`` with columns anchor, positive, negatives ... in this order, as for every ranking
+            loss of sentence-transformers, or a ``DatasetDict``, whose parts share ids. A column of lists of negatives
+            becomes several columns; None and "" are missing negatives.
+        start: First id. Anchors are numbered before documents.
+        group: Column of whole numbers for ``OtherLabel()`` and ``positives="group"``; by default ``label`` if it
+            exists, else each anchor is its own group.
 
-    group: a column of whole numbers, read by ``OtherLabel()`` and ``positives="group"``; a column ``label`` is taken
-        for one. Without, each anchor is a group of its own.
+    Raises:
+        ArgumentError: The data set is streamed or not in triplets or n-tuples, has labels that are not groups, or has
+            values that are not texts.
     """
     several = dataset if isinstance(dataset, dict) else {"": dataset}
     parts = {name: _Table(part, group) for name, part in several.items()}
@@ -56,9 +64,16 @@ def with_ids(dataset: Data, start: int = 0, *, group: str | None = None) -> Data
 
 
 def known_positives(dataset: Any) -> Known:
-    """All (anchor, positive) pairs of a data set with ids, as a factor: no document is a negative of its query.
+    """Return a factor that excludes every (anchor, positive) pair of a data set from the negatives.
 
-    NegativesLoss knows those of the batch by itself; a queue also holds positives of rows that are elsewhere.
+    ``NegativesLoss`` excludes the pairs of the batch by itself. With a queue, use this factor too, because the queue
+    also contains positives of rows outside the batch.
+
+    Args:
+        dataset: Result of ``with_ids``.
+
+    Raises:
+        ArgumentError: The data set has no ids.
     """
     parts = list(dataset.values()) if isinstance(dataset, dict) else [dataset]
     if any("label" not in part.column_names for part in parts):
@@ -68,7 +83,7 @@ def known_positives(dataset: Any) -> Known:
 
 
 def _numbered(tables: list[_Table], start: int) -> list[list[list[int]]]:
-    """The number of each text, by table and column; -1 where there is none. The anchors of all tables come first.
+    """Number all texts by table, column and row; -1 for missing ones. The anchors of all tables are numbered first.
 
     Two texts have the same number if they are equal, or if their table gives them the same id.
     """
@@ -103,7 +118,15 @@ def _numbered(tables: list[_Table], start: int) -> list[list[list[int]]]:
 
 
 class _Table:
-    """The columns of a data set as lists of texts: anchors, positives, negatives ...; their ids, or None."""
+    """The columns of a data set as lists of texts, with their ids where the data set has them.
+
+    Attributes:
+        texts: Columns anchor, positive, negatives ...; "" for a missing negative.
+        ids: Ids of the same shape; None where the data set has none.
+        groups: Group of each row, or None.
+        dropped: Columns to remove from the data set.
+        added: Columns to add to it, by name.
+    """
 
     def __init__(self, dataset: Any, group: str | None) -> None:
         dataset = as_dataset(dataset, "with_ids") if is_frame(dataset) else dataset
@@ -119,7 +142,9 @@ class _Table:
         unread = [name for name in names if name in _labels and name != group]
         if unread:
             fix = f"remove it: dataset.remove_columns({unread!r}), or name a column of groups: with_ids(..., group=...)"
-            raise ArgumentError("with_ids", "the column label for the ids", f"the column {unread[0]!r}", fix)
+            raise ArgumentError(
+                "with_ids", "a data set without other labels or scores", f"the column {unread[0]!r}", fix
+            )
         if group is not None and group not in names:
             raise argument_error("with_ids", f"a column among {names}", "group", group)
         self.dataset, self.groups = dataset, None if group is None else _whole_numbers(list(dataset[group]), group)
@@ -141,6 +166,7 @@ class _Table:
             self._read_document_ids(dataset[_document_ids])
 
     def _read(self, name: str, place: int, values: list[Any]) -> None:
+        """Add one column, or several if it holds lists of negatives."""
         lists = any(isinstance(value, (list, tuple)) for value in values)
         if lists and place > 1:
             rows = [[value] if isinstance(value, str) else list(value or ()) for value in values]
@@ -154,14 +180,13 @@ class _Table:
         if self.added or texts != [values] or names != [name]:  # columns keep their order
             if taken := [one for one in names if names != [name] and one in (*self.names, *self.added)]:
                 fix = "rename the other columns"
-                raise ArgumentError(
-                    "with_ids", f"names of columns that {name!r}, as several, leaves free", f"{taken}", fix
-                )
+                got = f"{taken} among the other columns"
+                raise ArgumentError("with_ids", f"unused names for the parts of the column {name!r}", got, fix)
             self.dropped.append(name)
             self.added.update(zip(names, texts, strict=True))
 
     def _read_document_ids(self, given: Iterable[Any]) -> None:
-        """A row has the ids of its documents in their order, without those of missing negatives."""
+        """Assign the ids of each row to its documents in order, skipping missing negatives."""
         for row, own in enumerate(given):
             places = [place for place, column in enumerate(self.texts) if place > 0 and column[row]]
             if not isinstance(own, (list, tuple)) or len(own) != len(places):
@@ -172,6 +197,7 @@ class _Table:
                 self.ids[place][row] = one
 
     def labelled(self, ids: list[list[int]]) -> Any:
+        """Return the data set with the numbers of all texts in the column ``label``."""
         groups = ids[0] if self.groups is None else self.groups
         dataset = self.dataset.remove_columns(self.dropped)
         for name, column in self.added.items():
@@ -180,13 +206,13 @@ class _Table:
 
 
 def _is_labeled_list(dataset: Any, names: list[str]) -> bool:
-    """Whether rows are of the format "labeled-list" of hardneg mine; "ids" and "labeled-pair" show in their names."""
+    """Return True for rows of the format "labeled-list" of hardneg mine; other formats are recognised by name."""
     found = "positive" in names and {"labels", "scores"} & set(names) and len(dataset)
     return bool(found) and isinstance(dataset[0]["positive"], (list, tuple))
 
 
 def _check_groups(groups: list[int], anchors: Iterable[Any]) -> None:
-    """Raise if a column ``label`` says which pairs are positive, as in labeled pairs; warn if it may."""
+    """Raise if the column ``label`` marks positive pairs (0 and 1 for one anchor); warn if it possibly does."""
     if not set(groups) <= {0, 1} or 0 not in groups:
         return
     of_anchor: dict[Any, int] = {}
@@ -196,12 +222,13 @@ def _check_groups(groups: list[int], anchors: Iterable[Any]) -> None:
     if 1 in groups:
         warn_once(
             "with_ids.labels",
-            "with_ids reads the column label, which holds 0 and 1 only, as the group of each row. If 0 means that the "
-            f"two texts do not match, {fix}: all rows are trained on as positives.",
+            "with_ids uses the column label, which contains only 0 and 1, as the group of each row. If 0 means that "
+            f"the two texts do not match, {fix}, because all rows are used as positives.",
         )
 
 
 def _text(value: Any, name: str, needed: bool = False) -> str:
+    """Return a text, or "" for a missing negative; raise ArgumentError for any other value."""
     if isinstance(value, str) and (value or not needed):
         return value
     if value is None and not needed:
@@ -211,17 +238,19 @@ def _text(value: Any, name: str, needed: bool = False) -> str:
 
 
 def _warn_of_ids(name: str, columns: list[list[str]]) -> None:
+    """Warn once if a column seems to hold ids instead of texts."""
     texts = (text for column in columns for text in column if text)
     first = next((text for column in columns for text in column if text), None)
     if first is not None and (_names_ids.fullmatch(name) or all(map(_is_id.fullmatch, texts))):
         warn_once(
             f"with_ids.texts:{name}",
-            f"The column {name!r} seems to hold ids, such as {first!r}, and would be trained on as texts. Replace them "
+            f"The column {name!r} seems to contain ids such as {first!r}, which would be used as texts. Replace them "
             f"by the texts, or remove the column. with_ids reads ids from the columns {_query_id} and {_document_ids}.",
         )
 
 
 def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
+    """Return the values as a list; raise ArgumentError unless all are whole numbers."""
     numbers = list(values)
     for value in numbers:
         if not isinstance(value, int):
@@ -231,34 +260,52 @@ def _whole_numbers(values: Iterable[Any], name: str) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """What is known of the rows of a batch besides their texts."""
+class BatchRows:
+    """Groups and ids of the rows of a batch.
+
+    Attributes:
+        vectors: Embedded anchors, [b, d]; for shape and device.
+        group: Group of each row, [b], or None.
+        anchors: Id of each anchor, [b], or None without ids; negative if unknown.
+        queries: The same, with a unique number for each unknown anchor.
+        documents: Ids by column, each [b]; NONE for a missing document.
+    """
 
     vectors: Annotated[Tensor, "b d"]
-    group: Number | None = None
-    anchors: Number | None = None
-    queries: Number | None = None  # the same, with a number of its own for each unknown anchor
-    documents: tuple[Number, ...] = ()  # by column; NONE where there is no document
+    group: RowNumbers | None = None
+    anchors: RowNumbers | None = None
+    queries: RowNumbers | None = None
+    documents: tuple[RowNumbers, ...] = ()
 
     @property
-    def owner(self) -> Number:
-        """A number for each row, different on all ranks."""
+    def owner(self) -> RowNumbers:
+        """A number for each row, [b], unique over all ranks."""
         return distinct_ids(self.vectors)
 
     @property
     def have_ids(self) -> bool:
+        """True if the batch comes from a data set with ids."""
         return self.anchors is not None
 
 
-def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor, "b d"]) -> Rows:
-    """The groups and ids in the labels of a batch: [b, 1 + columns] of ``with_ids``, [b] for groups only."""
+def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor, "b d"]) -> BatchRows:
+    """Read the groups and ids of a batch.
+
+    Args:
+        labels: [b, 1 + columns], from ``with_ids``; [b], groups only; None or floating-point for neither.
+        num_columns: Number of text columns.
+        vectors: Embedded anchors, [b, d].
+
+    Raises:
+        ArgumentError: The labels do not fit the columns, which changed after ``with_ids``.
+    """
     if labels is None or labels.is_floating_point():
-        return Rows(vectors)
+        return BatchRows(vectors)
     labels = labels.long()
     if labels.ndim == 1:
-        return Rows(vectors, labels)
+        return BatchRows(vectors, labels)
     if labels.ndim != 2 or labels.shape[1] != 1 + num_columns:
-        what = f"labels of with_ids, {1 + num_columns} numbers for {num_columns} columns of texts"
+        what = f"labels from with_ids with {1 + num_columns} numbers for {num_columns} text columns"
         fix = "call with_ids after the last change of the columns"
         raise ArgumentError("NegativesLoss", what, f"labels={tuple(labels.shape)}", fix)
     group, anchors, *_ = labels.unbind(1)
@@ -266,13 +313,13 @@ def read_rows(labels: Tensor | None, num_columns: int, vectors: Annotated[Tensor
     queries, *documents = torch.where(
         ids < 0, constant(_unknown, *ids.shape, own_rank(), device=ids.device), ids
     ).unbind(1)
-    return Rows(vectors, group, anchors, queries, tuple(documents))
+    return BatchRows(vectors, group, anchors, queries, tuple(documents))
 
 
 def _unknown(rows: int, num_columns: int, rank: int, device: torch.device) -> Annotated[Tensor, "b c"]:
-    """What stands for unknown ids: for each anchor a number that no data set and no other row has; NONE for documents.
+    """Return replacements of unknown ids, [rows, columns]: a unique number for each anchor, NONE for documents.
 
-    Numbers of anchors stay below 2**32, so that a pair is a number of 63 bits.
+    Numbers of anchors stay below 2**32, so that a pair fits into 63 bits.
     """
     found = torch.full((rows, num_columns), NONE, device=device)
     found[:, 0] = torch.arange(rows, device=device) + (MOST + rank * _most_rows)

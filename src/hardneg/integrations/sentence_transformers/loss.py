@@ -1,9 +1,13 @@
-"""A loss for sentence-transformers, usable wherever MultipleNegativesRankingLoss is, with any negatives.
+"""A loss that replaces MultipleNegativesRankingLoss of sentence-transformers and accepts any negatives.
 
-Columns are anchor, positive, negative_1 ...; two lines of a script change:
+The columns are anchor, positive, negative_1 ...; two lines of a script change::
 
     from hardneg.integrations.sentence_transformers import NegativesLoss
-    loss = NegativesLoss(model, 'Tilt(1.0, source="mined")', temperature=0.05)    # scale=20.0 there
+
+    loss = NegativesLoss(model, 'Tilt(1.0, source="mined")', temperature=0.05)  # instead of scale=20.0
+
+A forward pass embeds the columns, reads the ids from ``labels`` (ids.py), builds pairings (pairings.py) and hands them
+to ``ContrastiveLoss.of``.
 """
 
 from __future__ import annotations
@@ -23,8 +27,13 @@ from hardneg.core.objectives.base import TauPlus
 from hardneg.core.pairing import Pairing, not_infinite
 from hardneg.core.tensors import unit, widened
 from hardneg.core.types import Keys
-from hardneg.integrations.sentence_transformers.ids import Rows, read_rows
-from hardneg.integrations.sentence_transformers.pairings import BuiltPairing, Columns, Guide, PairingBuilder
+from hardneg.integrations.sentence_transformers.ids import BatchRows, read_rows
+from hardneg.integrations.sentence_transformers.pairings import (
+    BuiltPairing,
+    EmbeddedColumns,
+    GuideModel,
+    PairingBuilder,
+)
 from hardneg.losses.contrastive import ContrastiveLoss, Temperature
 from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.negatives import Negatives, Uniform
@@ -35,27 +44,42 @@ _global = (SogCLR, EMC2)
 
 
 class NegativesLoss(nn.Module):
-    """A loss of (anchor, positive, negative_1 ...) columns with any negatives; ``Uniform()`` is
-    MultipleNegativesRankingLoss, in value and gradient.
+    """Contrastive loss over the columns anchor, positive, negative_1 ... with any negatives.
 
-    The candidates of an anchor are its own explicit negatives, of the source "mined", and the positives and negatives
-    of all other rows, of the source "batch": ``From("mined")`` keeps the first, ``Tilt(5.0, source="mined")`` weighs
-    them; a data set without explicit negatives has none of this source. With the ids of ``with_ids`` a document that
-    is the positive of an anchor in any row of the batch is never its negative, whoever's text it is, and missing
-    negatives (``""``) are left out. Without ids, a column ``label`` of whole numbers is the group of an anchor and its
-    positive, for ``OtherLabel()``.
+    With ``Uniform()`` it equals MultipleNegativesRankingLoss in value and gradient.
 
-    temperature: 1 / scale of sentence-transformers. tau_plus, num_negatives, objective and impl are those of
-        ContrastiveLoss; schedules advance with the callbacks ``HardBatches`` or ``LossCallback``. An objective
-        ``SogCLR(n, views="cross")`` or ``EMC2(n, views="cross")`` takes two columns, ids, and its own temperature.
-    similarity: ``"cosine"`` or ``"dot"``.
-    positives: ``"row"``, or ``"group"``: the positives of all rows of the anchor's group are its positives too.
-    queue: documents of earlier batches as candidates of the source "queue"; the positives are pushed after the loss.
-    guide: a model, or its path, that judges pairs for ``by="guide"``: ``BelowPositive(absolute=0.0, by="guide")``.
-    gather_across_devices: whether the documents of all ranks are candidates.
-    directions, partition_mode: those of MultipleNegativesRankingLoss; the positive counts once in the denominator.
-        Two more are those of GISTEmbedLoss: "anchor_to_anchor" is "query_to_query" within each rank, and
-        "positive_to_positive" is "doc_to_doc" without explicit negatives.
+    An anchor has two sources of candidates: "mined", its own explicit negatives, and "batch", the positives and
+    negatives of all other rows. ``From("mined")`` keeps only the first, and ``Tilt(5.0, source="mined")`` reweights
+    them; a data set without explicit negatives has no candidates of that source. With the ids of ``with_ids``, a
+    document that is a positive of the anchor in any row of the batch is never its negative, and missing negatives
+    (``""``) are ignored. Without ids, a column ``label`` of whole numbers is the group of an anchor and its positive,
+    for ``OtherLabel()``.
+
+    Args:
+        model: A SentenceTransformer or SparseEncoder.
+        negatives: Distribution over negatives, as an object or in the grammar.
+        temperature: 1 / ``scale`` of sentence-transformers; a number, a schedule or a learnt temperature. Schedules
+            need the callback ``HardBatches`` or ``LossCallback``.
+        tau_plus: Assumed false-negative rate, as in ``ContrastiveLoss``.
+        num_negatives: As in ``ContrastiveLoss``.
+        objective: As in ``ContrastiveLoss``; or ``SogCLR(n, views="cross")`` or ``EMC2(n, views="cross")``, which need
+            ids and exactly two columns, and use their own temperature.
+        similarity: ``"cosine"`` or ``"dot"``.
+        positives: ``"row"``: each anchor has the positive of its row; ``"group"``: the positives of all rows of its
+            group.
+        queue: Keeps documents of earlier batches as candidates of the source "queue". Positives enter it after the
+            loss.
+        guide: Model, or its path, that judges pairs for ``by="guide"``, as in ``BelowPositive(absolute=0.0,
+            by="guide")``.
+        gather_across_devices: Use the documents of all ranks as candidates.
+        directions: As in MultipleNegativesRankingLoss, plus two of GISTEmbedLoss: ``"anchor_to_anchor"`` is
+            ``"query_to_query"`` within a rank, and ``"positive_to_positive"`` is ``"doc_to_doc"`` without explicit
+            negatives.
+        partition_mode: As in MultipleNegativesRankingLoss; the positive counts once in the denominator.
+        impl: Backend, as in ``ContrastiveLoss``.
+
+    Raises:
+        ArgumentError: The model is a CrossEncoder, or options cannot be combined.
     """
 
     def __init__(
@@ -88,10 +112,10 @@ class NegativesLoss(nn.Module):
         if queue is not None:
             check_kind("NegativesLoss", "queue", queue, Queue, "a Queue, such as hn.Queue(4096, dim)")
         if guide is not None and queue is not None:
-            what = "queue=None with a guide, which has no vectors of the documents in a queue"
+            what = "queue=None with a guide, because the guide has not embedded the documents in the queue"
             raise argument_error("NegativesLoss", what, "queue", queue)
         self.model, self.queue, self.similarity = model, queue, similarity
-        self.guide = None if guide is None else Guide(guide, model)
+        self.guide = None if guide is None else GuideModel(guide, model)
         self.builder = PairingBuilder(
             tuple(directions), partition_mode == "joint", gather_across_devices, positives == "group"
         )
@@ -101,7 +125,7 @@ class NegativesLoss(nn.Module):
             raise argument_error("NegativesLoss", what, "objective", objective)
         usual = self.builder == PairingBuilder() and repr(negatives) in ("'Uniform()'", "Uniform()") and tau_plus == 0.0
         if self.whole_data is not None and not usual:
-            what = "negatives, positives, directions, tau_plus and gather_across_devices as they are by default"
+            what = "the defaults of negatives, positives, directions, tau_plus and gather_across_devices"
             raise argument_error("NegativesLoss", f"{what} with an objective over all data", "objective", objective)
         self.contrast = ContrastiveLoss(
             negatives, temperature, tau_plus, "pool", num_negatives=num_negatives, impl=impl,
@@ -110,28 +134,48 @@ class NegativesLoss(nn.Module):
         if any(getattr(factor, "source", None) == "mined" for factor in self.negatives.factors):
             self.builder = replace(self.builder, by_source=True)
         self.watch = False
-        """Whether the next batch is kept, detached, for ``diagnosis()``."""
+        """Set to True to keep the next training batch, detached, for ``diagnosis()``."""
         self._seen: list[BuiltPairing] = []
 
     @property
     def negatives(self) -> Negatives:
+        """The distribution over negatives, schedules included."""
         return self.contrast.negatives
 
     def set_progress(self, step: int, total: int | None = None) -> None:
-        """Evaluates the schedules."""
+        """Set the schedules to their values at ``step`` of ``total`` steps."""
         self.contrast.set_progress(step, total)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Embed the columns and return the loss.
+
+        Args:
+            sentence_features: Tokens of each column: anchor, positive, negatives ...
+            labels: [b, 1 + columns], the ids of ``with_ids``; [b], groups; or None.
+        """
         features = list(sentence_features)
         judged = None if self.guide is None else self.guide(features)
         return self.compute_loss_from_embeddings(_embedded(self.model, features), labels, judged)
 
     def compute_loss_from_embeddings(
-        self, embeddings: list[Annotated[Tensor, "b d"]], labels: Tensor | None = None, guide: Columns | None = None
+        self,
+        embeddings: list[Annotated[Tensor, "b d"]],
+        labels: Tensor | None = None,
+        guide: EmbeddedColumns | None = None,
     ) -> Tensor:
-        """``guide``: the same columns under the guide."""
+        """Return the loss of columns that are already embedded.
+
+        Args:
+            embeddings: EmbeddedColumns anchor, positive, negatives ..., each [b, d].
+            labels: As in ``forward``.
+            guide: The same columns embedded by the guide, or None.
+
+        Raises:
+            ArgumentError: There are fewer than two columns, ids are missing, or ``From("mined")`` has no explicit
+                negatives.
+        """
         if len(embeddings) < 2:
-            raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} of them")
+            raise ArgumentError("NegativesLoss", "columns anchor, positive, ...", f"{len(embeddings)} columns")
         columns, rows = self._columns(embeddings), read_rows(labels, len(embeddings), embeddings[0])
         if self.whole_data is not None:
             return self._of_whole_data(columns, rows)
@@ -147,8 +191,19 @@ class NegativesLoss(nn.Module):
             self._push(columns[1], rows)
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def pairings(self, columns: Columns, rows: Rows, guide: Columns | None = None) -> list[BuiltPairing]:
-        """Who meets whom: a pairing for each direction, or one for all."""
+    def pairings(
+        self, columns: EmbeddedColumns, rows: BatchRows, guide: EmbeddedColumns | None = None
+    ) -> list[BuiltPairing]:
+        """Build anchors, positives and candidates from a batch.
+
+        Args:
+            columns: Embedded columns, each [b, d], normalised for cosine similarity.
+            rows: Ids and groups of the batch.
+            guide: The columns embedded by the guide, or None.
+
+        Returns:
+            One pairing per direction, or one for all directions with ``partition_mode="joint"``.
+        """
         temperature = self.contrast.temperature_now()
         built = self.builder(columns, rows, temperature, self._queued(columns[0].shape[1], rows))
         if guide is None:
@@ -160,14 +215,14 @@ class NegativesLoss(nn.Module):
         ]
 
     def diagnosis(self) -> Diagnosis | None:
-        """How hard and how false the negatives of the watched batch were; None if there was none."""
+        """Return hardness and false-negative rate of the watched batch, once; None if none was watched."""
         if not self._seen:
             return None
         (pairing, first), self._seen = self._seen[0], []
         return self.contrast.diagnosis_of(pairing, first)
 
-    def _columns(self, embeddings: Columns) -> list[Tensor]:
-        """All columns at once: on a GPU, small tensors are a matter of how many operations are issued."""
+    def _columns(self, embeddings: EmbeddedColumns) -> list[Tensor]:
+        """Check and normalise all columns in one operation: for small tensors, a GPU is limited by kernel launches."""
         sizes = {each.shape[-1] for each in embeddings}
         if len(sizes) > 1:
             raise ArgumentError("NegativesLoss", "columns of one dimension", f"dimensions {sorted(sizes)}")
@@ -175,14 +230,15 @@ class NegativesLoss(nn.Module):
         every = unit(every) if self.similarity == "cosine" else not_infinite(widened(every))
         return list(every.split_with_sizes([len(each) for each in embeddings]))
 
-    def _queued(self, dim: int, rows: Rows) -> list[Keys]:
+    def _queued(self, dim: int, rows: BatchRows) -> list[Keys]:
+        """Return the documents in the queue as candidates, cut to ``dim`` features for MatryoshkaLoss."""
         if self.queue is None:
             return []
         if not rows.have_ids:
             warn_once(
                 "queue.no_ids",
-                "NegativesLoss has a queue and no ids: a document that is still in the queue when its row comes again "
-                "is a negative of its own query. Use train = with_ids(train).",
+                "NegativesLoss has a queue but no ids: a document still in the queue when its row is used again "
+                "becomes a negative of its own query. Use train = with_ids(train).",
             )
         keys = self.queue.keys()
         if dim == self.queue.dim:
@@ -193,11 +249,11 @@ class NegativesLoss(nn.Module):
         if not len(keys.vectors):
             warn_once(
                 "queue.dim",
-                f"NegativesLoss has embeddings of size {dim} and an empty queue of size {self.queue.dim}, which only "
-                f"embeddings of its own size enter. Unless this is a smaller size of a MatryoshkaLoss, use "
+                f"NegativesLoss has embeddings of size {dim} and an empty queue of size {self.queue.dim}; only "
+                f"embeddings of that size enter the queue. Unless this is a smaller size of a MatryoshkaLoss, use "
                 f"queue=hn.Queue({self.queue.capacity}, {dim}).",
             )
-        # A smaller size of a MatryoshkaLoss, which comes after the full one of the same step: its documents are there.
+        # MatryoshkaLoss calls smaller sizes after the full one, which has already pushed the documents of this step.
         before = self.queue.age() > 0
         parts = (keys.vectors[:, :dim], keys.ids, keys.labels)
         vectors, ids, labels = (None if part is None else part[before] for part in parts)
@@ -205,24 +261,26 @@ class NegativesLoss(nn.Module):
         return [Keys(unit(vectors) if self.similarity == "cosine" else vectors, ids, labels, source=keys.source)]
 
     @torch.no_grad()
-    def _push(self, documents: Tensor, rows: Rows) -> None:
+    def _push(self, documents: Tensor, rows: BatchRows) -> None:
+        """Add the positives of the batch to the queue, those of all ranks if documents are gathered."""
         assert self.queue is not None
         keys = Keys(documents.detach(), rows.documents[0] if rows.have_ids else None, rows.group)
         self.queue.push(gather(keys) if self.builder.across else keys)
 
-    def _of_whole_data(self, columns: Columns, rows: Rows) -> Tensor:
+    def _of_whole_data(self, columns: EmbeddedColumns, rows: BatchRows) -> Tensor:
+        """Return the loss of an objective over the whole data set (SogCLR, EMC2)."""
         name = type(self.whole_data).__name__
         if rows.anchors is None:
             raise ArgumentError(name, "the ids of the anchors", "labels=None", "use train = with_ids(train)")
         if len(columns) != 2:
-            raise ArgumentError(name, "two columns, anchor and positive", f"{len(columns)} of them")
+            raise ArgumentError(name, "two columns, anchor and positive", f"{len(columns)} columns")
         assert self.whole_data is not None
         self.whole_data.train(torch.is_grad_enabled() and self.training)
         loss: Tensor = self.whole_data(*columns, ids=rows.anchors)
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:
-        """For the model card."""
+        """Return the options for the model card of sentence-transformers."""
         contrast = self.contrast
         objective = self.whole_data if self.whole_data is not None else contrast.objective
         return {
@@ -246,11 +304,11 @@ def _check_model(model: nn.Module) -> None:
             "use MultipleNegativesRankingLoss or LambdaLoss of sentence_transformers.cross_encoder.losses, with "
             "negatives of hardneg mine --format triplet or labeled-list"
         )
-        raise ArgumentError("NegativesLoss", "a model that gives a vector for each text", "a CrossEncoder", fix)
+        raise ArgumentError("NegativesLoss", "a model that embeds each text by itself", "a CrossEncoder", fix)
 
 
 def _embedded(model: nn.Module, features: list[dict[str, Tensor]]) -> list[Tensor]:
-    """One embedding per column; from version 6 on the documents share a forward pass where their tokens allow it."""
+    """Embed each column; from version 6 of the library, columns of documents share one forward pass if possible."""
     try:
         from sentence_transformers.base.losses.merged_forward import embed_columns
     except ImportError:
@@ -264,6 +322,8 @@ def _shown(value: Any) -> Any:
 
 
 def _detached(pairing: Pairing) -> Pairing:
+    """Return the pairing without gradients."""
+
     def plain(keys: Keys) -> Keys:
         return keys.changed(vectors=keys.vectors.detach())
 
