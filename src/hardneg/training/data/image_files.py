@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error, optional, warn_once
-from hardneg.io.arrays import Array, known_labels, read_arrays, means_no_label
+from hardneg.io.arrays import Array, known_labels, means_no_label, read_arrays
 
 
 class SplitImages(NamedTuple):
