@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.schedules import adaptive, linear
+from hardneg.core.views import pair_pool
 
 
 def views(b=6, d=4, seed=0, dtype=torch.float64):
@@ -151,3 +152,20 @@ def test_state_dict_holds_tensors_only():
     other = hn.ContrastiveLoss(hn.Ring(0.0, adaptive(1.0, 0.1)), tau_plus=linear(0.0, 0.1))
     other.load_state_dict(state)
     assert (other.step, other.total, other.negatives.outer(0)) == (3, 10, schedule(0))
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_a_guide_judges_pairings_with_positives_by_label(impl):
+    """The guide's pairing may say that labels are positives too: its candidates are the same pairs."""
+
+    def made(seed):
+        random = torch.Generator().manual_seed(seed)
+        anchors, positives, pool = (torch.randn(n, 8, generator=random) for n in (4, 4, 6))
+        labels = torch.arange(6) % 2
+        keys = hn.Keys(anchors, labels=labels[:4]), positives, [hn.Keys(pool, labels=labels)]
+        return pair_pool(*keys, 0.5, label_positives=True, normalize=True)
+
+    loss = hn.ContrastiveLoss("BelowPositive(0.05, by='guide')", impl=impl, reduction="none")
+    found = loss.of(made(0).guided(made(1)))
+    wanted = hn.ContrastiveLoss("BelowPositive(0.05, by='guide')", impl="streamed", reduction="none")
+    torch.testing.assert_close(found, wanted.of(made(0).guided(made(1))))

@@ -131,7 +131,7 @@ def test_other_broken_files(job: MineOptions, tmp_path: Path) -> None:
     (tmp_path / "c.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "latin.jsonl").write_bytes('{"id": "d0", "text": "é"}'.encode("latin-1"))
     (tmp_path / "c.npy").write_bytes(b"")
-    for name, message in (("c.csv", "2 fields"), ("c.parquet", "whole Parquet"), ("latin.jsonl", "UTF-8")):
+    for name, message in (("c.csv", "2 fields"), ("c.parquet", "undamaged Parquet"), ("latin.jsonl", "UTF-8")):
         with pytest.raises(ValueError, match=message):
             run(replace(job, corpus=str(tmp_path / name)))
 

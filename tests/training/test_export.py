@@ -349,7 +349,7 @@ class TestOwnEncoders:
 
     @pytest.mark.parametrize(
         ("name", "message"),
-        [("own.py:wrong", r"gives \[b, d\], got \(2, 4, 6, 6\)"), ("own.py:none", "a function 'none'")],
+        [("own.py:wrong", r"features \[b, d\], got \(2, 4, 6, 6\)"), ("own.py:none", "a function 'none'")],
     )
     def test_wrong_ones_are_named(self, name: str, message: str, file: Path) -> None:
         with pytest.raises(ValueError, match=message):

@@ -84,7 +84,7 @@ def test_a_kind_is_compared_and_reported_with_and_without_labels(
     assert summary["verdicts"][0]["half_width"] is not None
     page = Page(write_report(tmp_path / "out").read_text())
     assert "trains an encoder of points by" in page.words
-    assert "For some test points, those that are nearest" in page.words
+    assert "For some test points, the nearest others" in page.words
     assert ("nearest of other classes" in page.words) == (not mark)
 
 

@@ -222,7 +222,8 @@ class Pairing:
             raise ArgumentError(
                 "guided", f"a second model's vectors of the same anchors and candidates, {mine}", str(theirs)
             )
-        return self.changed(guide=other.changed(temperature=1.0))
+        plain = other.changed(temperature=1.0, label_positives=False, same_label_negatives=False)
+        return self.changed(guide=plain)
 
     def of_rows(self, rows: slice) -> Pairing:
         """Return the pairing of a block of anchors with the same candidates."""

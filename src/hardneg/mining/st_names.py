@@ -80,7 +80,7 @@ def translate(
     ]
     if twice:
         raise ArgumentError(
-            "mine", "an expression or the options of sentence-transformers", f"both ({twice[0]} and its counterpart)"
+            "mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} among the latter"
         )
     k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
     for name in ("range_min", "range_max"):
