@@ -1,7 +1,7 @@
 """iSogCLR (Qiu et al. 2023, eq. 4): a learnt temperature for each anchor.
 
-The loss is tau (log E_q[e^((s - s+) / tau)] + rho), the robust form of the global contrastive loss. rho keeps
-temperatures from collapsing to zero; the authors use 0.3 and temperatures in [0.05, 0.7].
+The loss is tau (log E_q[e^((s - s+) / tau)] + rho), the robust form of the global contrastive loss. Without rho the
+temperatures would only grow; larger values of rho lower them. The authors use 0.3 and temperatures in [0.05, 0.7].
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ISogCLR(Objective):
     This is the loss of the batch, without running normalisers; ``hardneg.losses.individual`` learns the temperatures.
 
     Args:
-        rho: Radius of the robust loss, 0 or more; larger values give higher temperatures.
+        rho: Radius of the robust loss, 0 or more; larger values give lower temperatures.
     """
 
     rho: float = 0.3
