@@ -2,15 +2,17 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import pickle
 import stat
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
-from hardneg.core.errors import Damaged, DiskFull, FileError, NotWritten
+from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.files import disk_failure, locked, output_folder, parse_json, read_json, write_atomically, write_json
 
 
@@ -223,3 +225,47 @@ def test_a_lock_file_that_cannot_be_deleted_while_it_is_open_stays(tmp_path, mon
     with locked(tmp_path / "x.lock", "mine", remove=True):
         pass
     assert [one.name for one in tmp_path.iterdir()] == ["out"]
+
+
+def holding(path: Path, ready: Any) -> None:
+    with locked(path, "mine"):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_lock_refuses_another_process_and_ends_with_its_own_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    other = context.Process(target=holding, args=(tmp_path / "x.lock", ready))
+    other.start()
+    assert ready.wait(60)
+    with pytest.raises(InUse) as error, locked(tmp_path / "x.lock", "mine", patience=0.1, fix="wait"):
+        pass
+    assert (error.value.who, error.value.path, error.value.fix) == ("mine", tmp_path, "wait")
+    other.kill()
+    other.join()
+    with locked(tmp_path / "x.lock", "mine", patience=10.0):
+        pass
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.parent / "victim")])
+def test_a_lock_is_a_file_of_its_own(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    make(tmp_path / "x.lock")
+    with pytest.raises(FileError) as error, locked(tmp_path / "x.lock", "mine", remove=True):
+        pass
+    assert error.value.path == tmp_path / "x.lock"
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_disk_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    number = errno.ENOLCK
+    with locked(tmp_path / "x.lock", "mine"):
+        pass
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(number)), locked(tmp_path / "x.lock", "mine"):
+        pass

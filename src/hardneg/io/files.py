@@ -11,8 +11,6 @@ import json
 import math
 import os
 import shutil
-import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ from hardneg.core.errors import ArgumentError, Damaged, DiskFull, FileError, InU
 from hardneg.io.sealed import checked, with_checksum
 
 _full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_without_locks = (errno.ENOLCK, errno.EOPNOTSUPP)  # network disks without a lock service
 run_again = "make room, then run the same command again"
 """Advice of commands that resume by themselves; training runs need --resume."""
 _resume = "make room, then use --resume"
@@ -197,73 +196,38 @@ def locked(
 ) -> Iterator[None]:
     """Hold the lock file at ``path`` inside the block.
 
-    The file is created if it is missing, never truncated, and never opened through a link. The system releases the lock
-    when the process ends, however it ends.
+    The file is created if it is missing and never opened through a link. The lock is the system's, so it ends with the
+    process, also after a kill. On a disk without locks, nothing is locked.
 
     Args:
         path: The lock file.
         who: Caller, for errors.
         patience: Seconds to wait for another process.
         fix: Advice, for errors.
-        remove: Whether to delete the file while the lock is still held. A process that then gets the lock of the
-            deleted file notices and opens the new one.
+        remove: Whether to delete the file while the lock is still held; a process that waits for it then creates a new
+            one.
 
     Raises:
         InUse: If another process still holds the lock after ``patience`` seconds.
         FileError: If ``path`` is a link, or not a regular file.
     """
-    until = time.monotonic() + patience
-    while True:
-        with _opened_for_lock(path, who) as file:
-            if _lock(file):
-                if not _is_at(path, file):
-                    continue
-                try:
-                    yield
-                finally:
-                    if remove:
-                        with suppress(PermissionError):  # Windows cannot delete an open file
-                            path.unlink(missing_ok=True)
-                return
-        if time.monotonic() > until:
-            raise InUse(who, "an output for itself", path.parent, fix=fix)
-        time.sleep(0.05)
+    from filelock import FileLock, Timeout
 
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether an open file is still the one at this path."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        got = "a link" if path.is_symlink() else "not a regular file"
+        raise FileError(who, "a lock file of its own", path, got=got, fix=f"delete {path}")
+    lock = FileLock(path)
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat(follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
-def _opened_for_lock(path: Path, who: str) -> BinaryIO:
-    """Open or create a lock file without following links."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    fix = f"delete {path}"
-    if path.is_symlink():  # for systems without O_NOFOLLOW
-        raise FileError(who, "a lock file of its own", path, got="a link", fix=fix)
-    try:
-        number = os.open(path, flags, 0o666)
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise InUse(who, "an output for itself", path.parent, fix=fix) from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise FileError(who, "a lock file of its own", path, got=error.strerror, fix=fix) from error
-        raise
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise FileError(who, "a lock file of its own", path, got="something that is not a regular file", fix=fix)
-    return os.fdopen(number, "rb+")
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Try to lock a file; also True where the system or the disk has no locks."""
+        if error.errno not in _without_locks:
+            raise
     try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return True
+        yield
+    finally:
+        if remove:
+            with suppress(PermissionError):  # Windows cannot delete an open file
+                path.unlink(missing_ok=True)
+        lock.release()
