@@ -31,7 +31,7 @@ from torch.nn.functional import normalize
 import hardneg as hn
 from hardneg.io.provenance import environment
 from hardneg.mining import Search, mine
-from hardneg.mining.engine import Miner
+from hardneg.mining.miner import Miner
 from hardneg.mining.stages import Stages
 from hardneg.search import triton_groups as triton_groups
 from hardneg.search.exact import GROUP, DocumentBlock, RunningNearest

@@ -31,7 +31,7 @@ from hardneg.core.errors import HardnegWarning
 from hardneg.io.provenance import environment
 from hardneg.mining import mine
 from hardneg.mining.encode import embed, encoders_of_model
-from hardneg.mining.engines.ranks import Ranks
+from hardneg.mining.engines import Ranks
 from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent

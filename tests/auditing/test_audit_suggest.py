@@ -19,7 +19,7 @@ from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.sampling import audit_chunks, sample_anchors
 from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.core.types import Keys
-from hardneg.mining.engine import mine
+from hardneg.mining.miner import mine
 from hardneg.mining.options import MineOptions
 from hardneg.negatives import parse
 from support.vectors import make_unit_vectors

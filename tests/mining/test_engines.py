@@ -26,9 +26,7 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, DataChanged, FileError, HardnegWarning, NotFinite
 from hardneg.mining import job as module
-from hardneg.mining.engines.base import ClusterLost, JobPart, PartDone, Work, WorkerLost
-from hardneg.mining.engines.local import Local
-from hardneg.mining.engines.ray import Ray
+from hardneg.mining.engines import ClusterLost, JobPart, Local, PartDone, Ray, Work, WorkerLost
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.mining.stages import Files
@@ -320,8 +318,8 @@ def _kill_when(cluster: Any, folder: Path, pieces: int) -> None:
 RAYLET = """
 import sys, threading, time
 import psutil
-from hardneg.mining.engines.base import ClusterLost, Work
-from hardneg.mining.engines.ray import Ray
+from hardneg.mining.engines import ClusterLost, Work
+from hardneg.mining.engines import Ray
 
 def kill(number):
     if number == 0:
@@ -368,8 +366,8 @@ def test_a_cluster_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatc
 WORKERS = """
 import os, sys, time
 from pathlib import Path
-from hardneg.mining.engines.base import Work
-from hardneg.mining.engines.local import Local
+from hardneg.mining.engines import Work
+from hardneg.mining.engines import Local
 
 def sleep(task):
     Path(sys.argv[1], str(os.getpid())).touch()

@@ -23,9 +23,9 @@ from hardneg.mining import encode as encode_module
 from hardneg.mining import estimate as estimates
 from hardneg.mining.candidates import Finder
 from hardneg.mining.encode import KeyedEncoder, encoder_of_function
-from hardneg.mining.engine import Miner
 from hardneg.mining.estimate import estimate, piece_bytes
 from hardneg.mining.job import run
+from hardneg.mining.miner import Miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule

@@ -1,11 +1,11 @@
 """Audits of embeddings and of mined files: how hard, how false and how concentrated the negatives of a rule are.
 
 ``hardneg.core.diagnose`` measures one batch of scores in memory; an audit measures a whole data set, from tensors
-(``engine.audit``) or from files (``files.audit_files``, which is `hardneg audit`).
+(``entry.audit``) or from files (``files.audit_files``, which is `hardneg audit`).
 
 Reading order: ``options`` and ``rules`` (the request), ``prepare`` and ``audited_pairs`` (checked input),
 ``sampling`` and ``measure`` (the figures), ``suggest`` (the grid search), ``result`` (the figures as data),
-``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``manifest``, ``findings`` and ``mined``.
+``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``findings`` and ``mined``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hardneg.auditing.engine import audit
+    from hardneg.auditing.entry import audit
     from hardneg.auditing.result import Audit
 
 __all__ = ["Audit", "audit"]
-_home_of = {"Audit": "result", "audit": "engine"}
+_home_of = {"Audit": "result", "audit": "entry"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 from hardneg.auditing.findings import find_problems, rows_of_lists
 from hardneg.auditing.inputs import WHO, Judged, judged_lists, read_side
 from hardneg.auditing.lists import Lists, read_lists
-from hardneg.auditing.manifest import manifest_of_file, mine_options, similarity_of, whole_number
 from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit, MinedFindings
@@ -24,8 +23,9 @@ from hardneg.auditing.sampling import audit_pairs, sample_lists
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.encode import cached, embed
-from hardneg.mining.engines.ranks import Ranks
+from hardneg.mining.engines import Ranks
 from hardneg.mining.inputs import StageProgress, load_encoders, load_problem, quiet
+from hardneg.mining.manifest import manifest_of_file, mine_options, similarity_of, whole_number
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Side
 

@@ -131,7 +131,7 @@ class AuditOptions:
         if self.model is not None and self.encoder is not None:
             raise ArgumentError("audit", "either a model or an encoder", "both")
         from hardneg.auditing.rules import check_rules, given_rules  # imports torch, which --help must not load
-        from hardneg.mining.imports import load_imports
+        from hardneg.io.functions import load_imports
 
         load_imports(self.imports, "audit")
         check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)

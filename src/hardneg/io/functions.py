@@ -1,4 +1,4 @@
-"""Python functions by name, ``module:function`` or ``path/to/file.py:function``, and models by folder.
+"""Python functions and files named by users (``module:function``, ``path/to/file.py:function``), and models by folder.
 
 Encoders, imports and kinds of data that a user names on the command line are loaded here. Nothing in a data file or
 manifest may choose such a name: loading one runs its code.
@@ -11,13 +11,13 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile
 from hardneg.io.sealed import digest_of
 
 
@@ -150,3 +150,27 @@ def loading_model(who: str, path: str) -> Iterator[None]:
         if folder.exists():
             raise
         raise NoFile(who, what, path, fix=fix) from error
+
+
+def load_imports(paths: Iterable[str], who: str = "mine") -> None:
+    """Run each file once, with its current content.
+
+    Only for files that a person has named: paths from data or manifests must not get here.
+
+    Args:
+        paths: Python files.
+        who: Function named in errors.
+
+    Raises:
+        FileError: If a file is missing or is no Python file.
+        ArgumentError: If a file raises an error when it runs.
+    """
+    for path in map(Path, paths):
+        if path.is_file() and path.suffix != ".py":
+            raise FileError(who, "a Python file to import", path)
+        try:
+            run_file(path, who)
+        except HardnegError:
+            raise
+        except Exception as error:
+            raise ArgumentError(who, f"{path} to be importable", f"{type(error).__name__}: {error}") from error

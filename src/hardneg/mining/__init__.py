@@ -1,7 +1,7 @@
 """Mine hard negatives offline, by the same distributions that are used in training.
 
 There are two entry points: ``hn.mine`` for vectors and data sets in memory (``entry.py``) and
-`hardneg mine` for files (``options.py`` and ``job.py``). Both build a ``Miner`` (``engine.py``).
+`hardneg mine` for files (``options.py`` and ``job.py``). Both build a ``Miner`` (``miner.py``).
 Read in this order:
 
 1. ``search.py``, ``select.py``: the options of a search and the rule by which negatives are chosen.
@@ -19,9 +19,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hardneg.mining.engine import Mined, Miner
     from hardneg.mining.entry import mine
     from hardneg.mining.explain import Explanation
+    from hardneg.mining.miner import Mined, Miner
     from hardneg.mining.search import Retriever, Search
     from hardneg.mining.select import Rule
 
@@ -33,4 +33,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that ``--help`` works without importing torch."""
     if name not in __all__:
         raise AttributeError(f"module 'hardneg.mining' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"hardneg.mining.{_home_of.get(name, 'engine')}"), name)
+    return getattr(importlib.import_module(f"hardneg.mining.{_home_of.get(name, 'miner')}"), name)

@@ -24,11 +24,10 @@ from hardneg.core.errors import (
 )
 from hardneg.core.tensors import check_device, is_zero
 from hardneg.core.types import Keys
-from hardneg.io.functions import load_function
+from hardneg.io.functions import load_function, load_imports
 from hardneg.io.outputs import check_output
 from hardneg.mining.cache_key import key_of_function
 from hardneg.mining.fusion import check_quotas, named_source, split_name
-from hardneg.mining.imports import load_imports
 from hardneg.mining.options import MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.search_depth import check_depth

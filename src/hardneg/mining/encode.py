@@ -34,7 +34,7 @@ from hardneg.io.files import check_free, read_json, run_again, write_atomically,
 from hardneg.io.functions import in_any_folder, load_function, loading_model
 from hardneg.io.sealed import is_whole, sealing
 from hardneg.mining.cache_key import key_of_function, key_of_model, keys_of_items
-from hardneg.mining.engines.base import Engine, Work
+from hardneg.mining.engines import Engine, Work
 
 EncodeTexts = Callable[[list[str]], Any]
 TextPiece = tuple[Path, list[str]]

@@ -1,6 +1,6 @@
 """``hn.mine`` for every kind of input: keys, arrays, lists and text ids, or a data set with a model.
 
-It converts what it gets and passes it on: vectors to ``hardneg.mining.engine.mine``, data sets to
+It converts what it gets and passes it on: vectors to ``hardneg.mining.miner.mine``, data sets to
 ``hardneg.mining.dataset.mine_dataset``.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
-from hardneg.mining import engine
+from hardneg.mining import miner
 from hardneg.mining.alignment import warn_of_norms, warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
-from hardneg.mining.engine import Mined
+from hardneg.mining.miner import Mined
 from hardneg.mining.pairs import as_one, numbered_ids
 from hardneg.mining.search import Search
 from hardneg.negatives import Negatives
@@ -60,7 +60,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
         *given: ``corpus``, ``positives``, ``negatives``, ``k``, ``draw`` and ``seed`` by position.
             The corpus is [n, d], and positives are its ids, numbers or texts (row numbers where the
             corpus has no ids).
-        **options: The same arguments by name, and those of ``hardneg.mining.engine.mine`` or
+        **options: The same arguments by name, and those of ``hardneg.mining.miner.mine`` or
             ``mine_dataset``.
 
     Returns:
@@ -100,7 +100,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if isinstance(options.get("guide"), (tuple, list)):
         options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
     with torch.no_grad():
-        mined = engine.mine(*as_one(_keys(queries), corpus), positives, **options)
+        mined = miner.mine(*as_one(_keys(queries), corpus), positives, **options)
     if not isinstance(options.get("search"), Search):
         warn_of_norms(corpus.vectors)
     warn_of_short(mined.explanation, options["k"])

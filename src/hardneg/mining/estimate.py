@@ -18,8 +18,8 @@ from hardneg.io.processes import peak_bytes
 from hardneg.mining.checks import check_options, is_listed, rule_of
 from hardneg.mining.edges import COUNT_BYTES, PASSES
 from hardneg.mining.encode import KeyedEncoder, disk_bytes, fits_in_memory
-from hardneg.mining.engine import Miner
 from hardneg.mining.inputs import Embedded, from_beir, load_encoders, load_guide, load_problem, make_miner
+from hardneg.mining.miner import Miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.problem import Problem, Side, texts_of
 from hardneg.mining.search_depth import reach_of

@@ -34,11 +34,10 @@ from hardneg.mining.encode import (
     key_of_run,
     warn_not_reused,
 )
-from hardneg.mining.engine import Miner
-from hardneg.mining.engines.base import Engine
-from hardneg.mining.engines.ranks import device_of_rank
+from hardneg.mining.engines import Engine, device_of_rank
 from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.judgements import numbered_both, read_grades
+from hardneg.mining.miner import Miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of

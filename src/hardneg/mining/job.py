@@ -1,7 +1,7 @@
 """`hardneg mine`: mine files into files, in pieces, so that a killed run resumes where it stopped.
 
 ``run`` is the entry point, called by the command line. It reads the inputs (``inputs.py``),
-computes the stages (``stages.py``) on an engine (``engines/``), and writes the output and its
+computes the stages (``stages.py``) on an engine (``engines.py``), and writes the output and its
 manifest. Finished pieces are kept in OUT.work.
 
 The output and its manifest are made in OUT.work and moved into place one after the other. The
@@ -26,20 +26,16 @@ import torch
 
 from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
-from hardneg.io.functions import in_any_folder
+from hardneg.io.functions import in_any_folder, load_imports
 from hardneg.io.outputs import check_output, swap_in
 from hardneg.io.provenance import environment
 from hardneg.mining.alignment import warn_of_alignment, warn_of_easy_negatives
 from hardneg.mining.cache_key import digest_of_path
 from hardneg.mining.checks import check_options, check_parts, expression_of, is_listed, retriever_names
-from hardneg.mining.engine import Mined, Miner
-from hardneg.mining.engines import engine_of
-from hardneg.mining.engines.base import Engine, PartDone, Work
-from hardneg.mining.engines.local import Local
+from hardneg.mining.engines import Engine, Local, PartDone, Work, engine_of
 from hardneg.mining.estimate import check_disk, check_disk_before
 from hardneg.mining.explain import Explanation, no_negatives
 from hardneg.mining.fusion import split_name
-from hardneg.mining.imports import load_imports
 from hardneg.mining.inputs import Embedded, StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
 from hardneg.mining.manifest import (
     check_unchanged,
@@ -50,6 +46,7 @@ from hardneg.mining.manifest import (
     read_manifest,
     stamps_of,
 )
+from hardneg.mining.miner import Mined, Miner
 from hardneg.mining.options import MineOptions, inputs, manifest_of
 from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged_negatives, write_output
 from hardneg.mining.pair_scores import with_teacher

@@ -42,7 +42,7 @@ from hardneg.search.exact import GROUP, DocumentBlock, runs_in_triton
 from hardneg.search.nearest import Nearest, merged
 
 if TYPE_CHECKING:
-    from hardneg.mining.engine import Miner
+    from hardneg.mining.miner import Miner
 
 PieceArrays = Mapping[str, Array]
 """The arrays of a piece by name."""

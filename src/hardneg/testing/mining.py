@@ -10,7 +10,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.types import NEVER, Keys
 from hardneg.mining import Search
-from hardneg.mining.engine import mine
+from hardneg.mining.miner import mine
 from hardneg.negatives import Negatives
 from hardneg.search.draws import gumbel_order
 from hardneg.search.topk import top_of_rows

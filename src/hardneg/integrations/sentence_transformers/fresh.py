@@ -19,7 +19,7 @@ from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.checks import check_rule
-from hardneg.mining.engine import mine
+from hardneg.mining.miner import mine
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.problem import Side, build_problem
 from hardneg.mining.search import Search
