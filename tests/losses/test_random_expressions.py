@@ -193,7 +193,7 @@ MAKERS: dict[str, Maker] = {
         "detach": r.random() < 0.3,
     },
     "Gaussian": lambda r, _: {"mu": r.choice([0.7, 0.0]), "sigma": r.choice([0.3, 1.0]), "detach": r.random() < 0.3},
-    "Threshold": lambda r, _: {"similarity": r.choice([-0.4, 0.0, 0.3])},
+    "Threshold": lambda r, _: {"similarity": r.choice([-0.4, 0.0, 0.3, "mean"])},
     "AtMost": lambda r, _: {"similarity": r.choice([-0.2, 0.2, 0.6])},
     "BelowPositive": _below,
     "Hardening": _hardening,
@@ -496,6 +496,14 @@ def _between(row: Row, left: list[int], by_guide: bool, low: float, high: float)
     return [j for j in left if low <= plain[j] <= high], 1.0
 
 
+def _thresholded(case: Case, row: Row, left: list[int], by_guide: bool, similarity: float | str) -> Found:
+    if similarity != "mean":
+        return _between(row, left, by_guide, similarity, math.inf)
+    exponentials = [math.exp(each / row.t.item()) for each in _plain(row, by_guide)]
+    mean = sum(exponentials[j] for j in left) / max(len(left), 1)
+    return [j for j in left if exponentials[j] >= mean], 1.0
+
+
 def _under(
     case: Case,
     row: Row,
@@ -554,7 +562,7 @@ LOOPS: dict[str, Callable[..., Found]] = {
     "ClippedTilt": _clipped,
     "Gaussian": _gaussian,
     "Hardening": _hardened,
-    "Threshold": lambda case, row, left, by_guide, similarity: _between(row, left, by_guide, similarity, math.inf),
+    "Threshold": _thresholded,
     "AtMost": lambda case, row, left, by_guide, similarity: _between(row, left, by_guide, -math.inf, similarity),
     "BelowPositive": _under,
     "OtherLabel": lambda case, row, left, by_guide: ([j for j in left if not row.label[j]], 1.0),

@@ -25,6 +25,7 @@ EXPRESSIONS = [
     "Rank(0, 30) * BelowPositive(0.2)",
     "Threshold(0.1) * BelowPositive(absolute=-0.1)",
     "Ring(0.1, 0.4)",
+    "Threshold('mean') * Rank(1, 20)",
     "OtherLabel() * Rank(1, 20)",
     "SameCluster() * Tilt(3.0)",
     "OtherLabel() * BelowPositive(0.05, absolute=0.02) * Rank(5, 60) * Tilt(2.0)",

@@ -22,6 +22,7 @@ EVERYWHERE = [
     "ClippedTilt(4.0, bound=0.5, detach=True)",
     "Threshold(-0.2)",
     "Threshold(0.3)",
+    "Threshold('mean')",
     "Ring()",
     "Ring(0.2, 0.7)",
     "Ring(0.34, 0.5)",
@@ -44,12 +45,14 @@ EVERYWHERE = [
     'Hardening("sigmoid", 3.0)',
     "Threshold(-0.1) * Tilt(2.0)",
     "Threshold(-0.3) * Ring(0.25, 0.75)",
+    "Ring(0.0, 0.8) * Threshold('mean') * Tilt(1.0)",
+    "Threshold('mean') * Threshold('mean')",
     "Ring(0.0, 0.6) * Tilt(1.0)",
     "Ring(0.0, 0.8) * Rank(1, 4)",
     "Tilt(1.0) * Tilt(0.5, detach=True) * BelowPositive(0.1)",
 ]
 ORDER_MATTERS = ["Ring(0.2, 0.7) * Threshold(0.1)", "Rank(1, 6) * BelowPositive(absolute=0.05) * Tilt(1.0)"]
-LABELLED = ["OtherLabel()", "OtherLabel() * Tilt(1.0)", "OtherLabel() * Ring(0.1, 0.7)"]
+LABELLED = ["OtherLabel()", "OtherLabel() * Threshold('mean')", "OtherLabel() * Tilt(1.0)", "OtherLabel() * Ring(0.1, 0.7)"]
 CLUSTERED = ["SameCluster()", "OtherCluster()", "SameCluster() * Rank(0, 2)", "OtherCluster() * ClippedTilt(1.0)"]
 SOURCES = [
     'From("mined")',
@@ -176,6 +179,27 @@ def test_threshold_is_inclusive_and_in_plain_similarity():
     for temperature in (0.07, 0.1, 0.5, 1.0, 3.0):
         scores = hn.score(z, z, pool, temperature)
         assert hn.Threshold(pool[0, 0].item()).log_weights(scores).tolist() == [[0.0, hn.NEVER, 0.0]]
+
+
+def test_threshold_of_the_mean_keeps_negatives_at_least_as_hard_as_the_mean():
+    """E[e^g] over H-UCL(tau(x, f)) >= E[e^g] over all (Jiang et al. 2024), and equal candidates all stay."""
+    scores = hn.score(torch.eye(3, dtype=torch.float64), torch.eye(3), torch.randn(50, 3, dtype=torch.float64), 0.2)
+    harder, plain = (
+        hn.core.statistics.log_expect_exp(scores.candidates, q.log_weights(scores))
+        for q in (hn.Threshold("mean"), hn.Uniform())
+    )
+    assert (harder >= plain).all()
+    equal = hn.score(torch.ones(2, 1), torch.ones(2, 1), torch.full((997, 1), 0.1), 0.03)
+    assert (hn.Threshold("mean").log_weights(equal) == 0.0).all()
+
+
+def test_threshold_of_the_mean_reads_back_and_refuses_other_words():
+    q = hn.Threshold("mean", by="guide")
+    assert hn.parse(repr(q)) == q
+    assert hn.parse("Threshold('mean')") != hn.Threshold(0.0)
+    with pytest.raises(ArgumentError) as error:
+        hn.Threshold("median")
+    assert error.value.got == "similarity='median'"
 
 
 def test_mask_after_rank_says_once_that_order_matters():

@@ -241,7 +241,16 @@ def _factor(q: hn.negatives.Negatives, rows: list[Row], alive: list[list[bool]])
         return _clipped(q, rows, alive)
     if isinstance(q, (hn.Ring, hn.Rank)):
         return [ranked(q, row, living) for row, living in zip(rows, alive, strict=True)]
+    if isinstance(q, hn.Threshold) and q.similarity == "mean":
+        return [_above_mean(row, living) for row, living in zip(rows, alive, strict=True)]
     return [[_weight(q, row, j) for j in range(len(row.scores))] for row in rows]
+
+
+def _above_mean(row: Row, living: list[bool]) -> list[Weight]:
+    """eta(t) = 1[e^t >= tau], tau(x, f) = E[e^g] (Jiang et al. 2024, sec. IV-A and V), over what is left."""
+    left = [math.exp(number(s)) for s, lives in zip(row.scores, living, strict=True) if lives]
+    tau = sum(left) / len(left) if left else 0.0
+    return [1.0 if math.exp(number(s)) >= tau else None for s in row.scores]
 
 
 def _weight(q: hn.negatives.Negatives, row: Row, j: int) -> Weight:

@@ -112,6 +112,45 @@ class Largest(Bound):
         return (torch.maximum(first[0], second[0]),)
 
 
+@dataclass(frozen=True, eq=False)
+class LogMeanExp(Bound):
+    """log of the mean of e^value; -inf for rows without candidates.
+
+    It is reduced in float64 relative to the largest value, so that equal values have exactly their own value as the
+    result, and other tiles change at most a rounding error of float64.
+
+    Args:
+        value: Function of a tile that returns the values, [r, c].
+    """
+
+    value: Value
+
+    def of(self, tile: Tile, mask: Tensor) -> State:
+        """Return the largest value, the sum of the exponentials relative to it, and the count, [r, 1] each."""
+        value = torch.where(mask, self.value(tile).detach().double(), NEVER)
+        if not value.shape[1]:
+            empty = value.new_zeros(len(value), 1)
+            return empty + NEVER, empty, empty
+        top = value.amax(-1, keepdim=True)
+        return top, (value - _finite(top)).exp().sum(-1, keepdim=True), mask.sum(-1, keepdim=True).double()
+
+    def merge(self, first: State, second: State) -> State:
+        """Rescale both sums to the larger of the two largest values and add them."""
+        top = torch.maximum(first[0], second[0])
+        sums = [total * (each - _finite(top)).exp() for each, total, _ in (first, second)]
+        return top, sums[0] + sums[1], first[2] + second[2]
+
+    def finish(self, state: State, earlier: Mapping[str, Any]) -> Tensor:
+        """Return the log-mean, [r, 1], in float64."""
+        top, total, count = state
+        return torch.where(count == 0, NEVER, top + (total / count).log())
+
+
+def _finite(top: Tensor) -> Tensor:
+    """Replace -inf, the largest value of a row without candidates, by 0."""
+    return torch.where(top == NEVER, 0.0, top)
+
+
 Edge = tuple[Tensor, Tensor]
 """Value and column, [r, 1] each, of the last member of a set of closest candidates."""
 Size = Callable[[int], int]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Bound, Largest
+from hardneg.core.bounds import Bound, Largest, LogMeanExp
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
@@ -29,29 +29,46 @@ class Threshold(Negatives):
     """Keeps candidates that are at least this similar to the anchor.
 
     H-SCL writes tau = e^(l / temperature) for a cosine threshold l. An anchor for which no candidate passes has no
-    negative, and its loss is 0.
+    negative, and its loss is 0. With ``Threshold("mean")`` each anchor has a threshold of its own, tau(x, f) = E[e^s]
+    over the candidates that the factors before it kept. The paper takes that mean over candidates of any label, so
+    write ``Threshold("mean") * OtherLabel()`` for its H-SCL(tau(x, f)).
 
     Args:
-        similarity: Lowest similarity to keep; the cosine, for unit vectors.
+        similarity: Lowest similarity to keep, the cosine for unit vectors; or "mean", to keep candidates whose e^s is
+            at least the mean of e^s, where s = similarity / temperature.
         by: "score", or "guide" to use the similarities of another model.
     """
 
-    similarity: Number
+    similarity: Number | Literal["mean"]
     by: str = field(default="score", kw_only=True)
     masks: ClassVar = True
-    examples: ClassVar = ("Threshold(-1.0)", "Threshold(0.2)")
+    examples: ClassVar = ("Threshold(-1.0)", "Threshold(0.2)", "Threshold('mean')")
 
     def __post_init__(self) -> None:
-        check_range("Threshold", "similarity", self.similarity, -math.inf, math.inf)
+        if isinstance(self.similarity, str):
+            if self.similarity != "mean":
+                raise argument_error("Threshold", "a number or 'mean'", "similarity", self.similarity)
+        else:
+            check_range("Threshold", "similarity", self.similarity, -math.inf, math.inf)
         check_by("Threshold", self.by)
+
+    def bounds(self) -> dict[str, Bound]:
+        """Declare log E[e^s] of the anchor for "mean"; nothing for a number."""
+        if not isinstance(self.similarity, str):
+            return {}
+        return {"log_mean": LogMeanExp(lambda tile: tile.score(self.by, "Threshold"))}
 
     def log_weight(self, tile: Tile) -> Tensor:
         """Compute log-weight 0 at or above the threshold and ``NEVER`` below it."""
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of opposite vectors may be below -1
-        return tile.keep(~(tile.score(self.by, "Threshold") < tile.tempered(self.similarity) - tile.tempered(rounding)))
+        mean = isinstance(self.similarity, str)
+        lowest = tile.bound["log_mean"].to(tile.s.dtype) if mean else tile.tempered(self.similarity)
+        return tile.keep(~(tile.score(self.by, "Threshold") < lowest - tile.tempered(rounding)))
 
     def describe(self) -> str:
         """Return the description with the threshold filled in."""
+        if isinstance(self.similarity, str):
+            return "Keeps candidates whose e^(similarity / temperature) is at least the mean over the anchor's candidates."
         return f"Keeps candidates of similarity {self.similarity:g} or more."
 
     @property
@@ -60,7 +77,7 @@ class Threshold(Negatives):
         return self.by == "score"
 
     def closed_form(self) -> ClosedForm | None:
-        """Return a band with a floor; None for a schedule, a tensor or a guide."""
+        """Return a band with a floor; None for "mean", a schedule, a tensor or a guide."""
         if self.by != "score" or not isinstance(self.similarity, (int, float)):
             return None
         return ClosedForm(floor=self.similarity - 4.0 * torch.finfo(torch.float32).eps)
