@@ -52,7 +52,12 @@ EVERYWHERE = [
     "Tilt(1.0) * Tilt(0.5, detach=True) * BelowPositive(0.1)",
 ]
 ORDER_MATTERS = ["Ring(0.2, 0.7) * Threshold(0.1)", "Rank(1, 6) * BelowPositive(absolute=0.05) * Tilt(1.0)"]
-LABELLED = ["OtherLabel()", "OtherLabel() * Threshold('mean')", "OtherLabel() * Tilt(1.0)", "OtherLabel() * Ring(0.1, 0.7)"]
+LABELLED = [
+    "OtherLabel()",
+    "OtherLabel() * Threshold('mean')",
+    "OtherLabel() * Tilt(1.0)",
+    "OtherLabel() * Ring(0.1, 0.7)",
+]
 CLUSTERED = ["SameCluster()", "OtherCluster()", "SameCluster() * Rank(0, 2)", "OtherCluster() * ClippedTilt(1.0)"]
 SOURCES = [
     'From("mined")',

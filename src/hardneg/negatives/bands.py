@@ -68,7 +68,9 @@ class Threshold(Negatives):
     def describe(self) -> str:
         """Return the description with the threshold filled in."""
         if isinstance(self.similarity, str):
-            return "Keeps candidates whose e^(similarity / temperature) is at least the mean over the anchor's candidates."
+            return (
+                "Keeps candidates whose e^(similarity / temperature) is at least the mean of the anchor's candidates."
+            )
         return f"Keeps candidates of similarity {self.similarity:g} or more."
 
     @property
