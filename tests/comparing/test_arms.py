@@ -12,7 +12,7 @@ import pytest
 
 from hardneg import papers
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.checks import check_arms
+from hardneg.comparing.comparing import check_arms
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.verdict import temperature_notes
 from hardneg.core.errors import ArgumentError, UnknownName

@@ -11,8 +11,7 @@ import pytest
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
-from hardneg.comparing.checks import check_arms
-from hardneg.comparing.comparing import AllDiverged
+from hardneg.comparing.comparing import AllDiverged, check_arms
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged
 from hardneg.comparing.verdict import temperature_notes

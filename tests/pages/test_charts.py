@@ -8,8 +8,8 @@ from itertools import combinations
 
 import pytest
 
+from hardneg.pages.charts.arms import Dots, dot_plot
 from hardneg.pages.charts.axes import WIDTH
-from hardneg.pages.charts.dots import Dots, dot_plot
 from hardneg.pages.charts.histogram import LETTER, Shares, histogram_chart
 from hardneg.pages.charts.scatter import Spot, scatter
 

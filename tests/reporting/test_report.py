@@ -15,9 +15,9 @@ import torch
 
 from hardneg.core.errors import HardnegWarning
 from hardneg.io.outputs import sealed_page
-from hardneg.reporting import histograms as histograms_module
+from hardneg.reporting import charts as charts_module
 from hardneg.reporting import write_report
-from hardneg.reporting.histograms import separation
+from hardneg.reporting.charts import separation
 from hardneg.training.records import text_of
 from hardneg.training.runs import Run
 from support.html_page import Page
@@ -181,7 +181,7 @@ def test_pairs_of_one_class_are_counted_against_those_of_two(monkeypatch: pytest
     assert separation(torch.eye(4), torch.tensor([0, 0, 1, 1])) == 0.5, "all are as unlike"
     assert separation(x, torch.zeros(24)) is None
     assert separation(x, torch.arange(24)) is None
-    monkeypatch.setattr(histograms_module, "MAX_ITEMS", 20)
+    monkeypatch.setattr(charts_module, "MAX_ITEMS", 20)
     some = separation(x, y)
     assert some != found
     assert some == separation(x, y), "the same are drawn"

@@ -1,7 +1,7 @@
 """Contents of a report: the arms of a run or a comparison, their seeds, and what is missing.
 
-``PageContents`` has ``ArmRuns``, which have ``SeedRun``; reading.py and side_by_side.py construct them, and the modules
-of the sections (answer.py, table.py, curves.py, ...) read them. The functions at the end format numbers and names.
+``PageContents`` has ``ArmRuns``, which have ``SeedRun``; reading.py constructs them, and the modules of the sections
+(write.py, table.py, charts.py, pictures.py) read them. The functions at the end format numbers and names.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """Read runs and comparisons from disk; what is missing is listed on the page, and does not stop it.
 
 The constants describe the expected shapes of the JSON files, against which ``checked`` validates them: a file may be
-damaged, or of another version. ``read_contents`` reads one path; side_by_side.py uses the other functions for several.
+damaged, or of another version. ``read_contents`` reads one path; ``read_all_contents`` merges the contents of several
+paths into the arms of one page, and is also the entry for a single one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hardneg.comparing.arms import Arm, canonical_options, parse_arm
+from hardneg.comparing.cautions import decay_of
 from hardneg.comparing.runs import folder_of
-from hardneg.core.errors import FileError
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
 from hardneg.reporting.contents import ArmRuns, ContentsTable, PageContents, SeedRun, known, missing_parts
@@ -312,3 +315,82 @@ def _other(words: str, path: Path, where: str, value: Any) -> FileError:
     """Return the error for a value of another shape."""
     place = f" in {printable(where, 80)}" if where else ""
     return FileError("report", f"{words}{place}", path, f"which has {printable(repr(value), 60)}")
+
+
+def read_all_contents(paths: Sequence[Path]) -> PageContents:
+    """Read all paths into the contents of one page; runs that differ only in the seed become one arm.
+
+    Args:
+        paths: Folders of runs and comparisons.
+
+    Raises:
+        ArgumentError: If there is no path, or one is given twice.
+        FileError: If a path cannot be read.
+    """
+    if not paths:
+        raise ArgumentError("report", "at least one run or comparison", "none")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ArgumentError("report", "distinct paths", ", ".join(map(str, paths)))
+    parts = [read_contents(path) for path in paths]
+    if len(parts) == 1:
+        return parts[0]
+    metric = next((part.metric for part in parts if part.kind != "run"), parts[0].metric)
+    arms, copies = _arms(parts, metric)
+    missing = [one for part in parts for one in part.missing]
+    return PageContents(
+        paths[0].parent, "several", metric, arms, missing, {"notes": [*_note_on_seeds(arms), *copies]}, parts
+    )
+
+
+def _arms(parts: list[PageContents], metric: str) -> tuple[list[ArmRuns], list[str]]:
+    """Group the runs of all parts into arms, with notes on copies of a run, which count once.
+
+    Arms of comparisons keep their names; those of runs are named by the options that differ between all of them.
+    """
+    differing = differing_options([one for part in parts for one in part.runs])
+    groups: dict[str, tuple[str, list[SeedRun], dict[str, Any]]] = {}
+    for part in parts:
+        for arm in part.arms:
+            text = arm_text(arm.seeds[0].config, differing) if part.kind != "comparison" else arm.text
+            key = _arm_key(arm) if part.kind == "run" else f"{part.path}/{arm.number}"
+            row = arm.row if part.kind == "comparison" and part.metric == metric else {}
+            groups.setdefault(key, (text, [], row))[1].extend(arm.seeds)
+    arms, copies = [], []
+    for number, (text, found, row) in enumerate(groups.values()):
+        runs = one_per_seed(found)
+        for seed, times in Counter(one.seed for one in found).items():
+            if times > 1:
+                names = ", ".join(one.run.path.name for one in found if one.seed == seed)
+                copies.append(f"{text}: seed {seed} appears {times} times ({names}); it counts once.")
+        # The first arm of this page is not the one that the differences of a comparison are against.
+        statistics = {name: value for name, value in row.items() if not name.startswith("difference")}
+        arms.append(ArmRuns(number, text, statistics or row_of(runs, metric), runs))
+    return _with_distinct_names(arms), copies
+
+
+def _arm_key(arm: ArmRuns) -> str:
+    """Return a key that is equal for runs of one arm: all options but the seed, and what "auto" resolved to."""
+    one = arm.seeds[0]
+    trained = one.trained or {}
+    options = {name: value for name, value in one.options.items() if name != "seed"}
+    options["weight_decay"] = decay_of(options, trained)
+    encoder = {name: value for name, value in trained.get("encoder", {}).items() if name != "initial_weights"}
+    resolved = [encoder, trained.get("views"), trained.get("data")]
+    return json.dumps([one.config.get("recipe"), options, resolved], sort_keys=True)
+
+
+def _with_distinct_names(arms: list[ArmRuns]) -> list[ArmRuns]:
+    """Add the folder of the first run to names that several arms have."""
+    names = [arm.text for arm in arms]
+    for arm in arms:
+        if names.count(arm.text) > 1 and arm.seeds:
+            where = arm.seeds[0].run.path.resolve()
+            folder = where.parent.parent if where.parent.name == "runs" and len(arm.seeds) > 1 else where
+            arm.text = f"{arm.text} in {folder.name}"
+    return arms
+
+
+def _note_on_seeds(arms: list[ArmRuns]) -> list[str]:
+    """Return a note if the arms have different seeds."""
+    alike = len({tuple(one.seed for one in arm.seeds) for arm in arms}) == 1
+    return [] if alike else ["The seeds are not the same in all arms."]

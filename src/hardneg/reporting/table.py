@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hardneg.pages.charts.dots import Dots, dot_plot
+from hardneg.pages.charts.arms import Dots, dot_plot
 from hardneg.pages.render import csv_link
 from hardneg.reporting.contents import (
     ABSENT,

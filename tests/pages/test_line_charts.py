@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from hardneg.pages.charts.arms import Line, line_chart, thinned
 from hardneg.pages.charts.axes import ticks
-from hardneg.pages.charts.lines import Line, line_chart, thinned
 
 
 def test_ticks_are_round_and_inside() -> None:

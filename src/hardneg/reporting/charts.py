@@ -1,0 +1,286 @@
+"""Charts of the runs: their records over training, and the similarities of same-class and other-class pairs.
+
+``CURVES`` lists the recorded quantities with their texts; ``curves_of`` draws those that the runs recorded.
+``histograms_of`` draws the histograms in result.json, and computes from embeddings.npz how well the classes are
+separated. Both are called by write.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from markupsafe import Markup
+from torch.nn.functional import normalize
+
+from hardneg.core.errors import warn_once
+from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
+from hardneg.pages.charts.arms import Line, line_chart
+from hardneg.pages.charts.axes import Point
+from hardneg.pages.charts.histogram import Shares, histogram_chart
+from hardneg.reporting.contents import ArmRuns, PageContents, known
+from hardneg.training.evaluation.pairs import above_diagonal
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity over training.
+
+    Attributes:
+        key: Name in the records (metrics.jsonl).
+        name: Heading of the chart.
+        unit: Label of the axis.
+        explained: Caption; ``{noun}`` stands for the word for an item.
+        show: Formats a value.
+        dashed_key: Name of a second quantity, drawn dotted where it differs.
+    """
+
+    key: str
+    name: str
+    unit: str
+    explained: str
+    show: Callable[[float], str]
+    dashed_key: str | None = None
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _as_percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+CURVES = (
+    Curve(
+        "loss", "Loss", "loss, nats",
+        "The quantity that training minimises. Losses with other temperatures or negatives are on different scales: "
+        "compare shapes, not heights.", _short,
+    ),
+    Curve(
+        "hardness", "Hardness of the negatives", "mean cosine similarity",
+        "Thick: as the arm weights them. Fine dots, where it differs: all {noun}s of the batch alike.", _short,
+        "uniform_hardness",
+    ),
+    Curve(
+        "false_negatives", "False negatives in the batch", "share of the weight",
+        "Weight on negatives of the anchor's own class.", _as_percent,
+    ),
+    Curve(
+        "effective_number", "Effective number of negatives", "negatives",
+        "How many equally weighted negatives would be as concentrated.", _short,
+    ),
+    Curve(
+        "clamped", "Clamped", "share of pairs",
+        "Where the correction for false negatives was clamped to its smallest possible value.", _as_percent,
+    ),
+    Curve(
+        "attracted", "Attracted negatives", "share of negatives",
+        "Easy negatives that the loss pulls closer, a side effect of weights that carry a gradient.", _as_percent,
+    ),
+    Curve(
+        "loss_h_scl", "H-SCL and its bound", "loss, nats",
+        "Thick: the loss against hard negatives of other classes. Fine dots: against those of all classes (H-UCL), its "
+        "bound where Assumption 1 holds.", _short, "loss_h_ucl",
+    ),
+    Curve(
+        "loss_scl", "SCL and UCL", "loss, nats",
+        "Thick: the loss against all negatives of other classes. Fine dots: against all (UCL).", _short, "loss_ucl",
+    ),
+    Curve(
+        "assumption", "Assumption 1 of H-SCL", "share of anchors",
+        "Where hard negatives of the anchor's own class are more similar than those of others, which bounds the loss.",
+        _as_percent,
+    ),
+    Curve(
+        "monitor", "Monitor", "the higher the better",
+        "The metric of --monitor on training items: the share that nearest neighbours or retrieval get right, or "
+        "Spearman's correlation.", _as_percent,
+    ),
+    Curve("learning_rate", "Learning rate", "step size", "Set by the schedule.", _short),
+    Curve("empty", "Anchors without a negative", "share of anchors", "They do not train the encoder.", _as_percent),
+)  # fmt: skip
+
+
+def curves_of(page: PageContents) -> dict[str, Any]:
+    """Return the charts of the page.
+
+    Returns:
+        "cards" with (curve, chart), "constant" with the names of quantities that never change, and "instead" with the
+        sentence that replaces the charts if there are none.
+    """
+    records = [one.metrics for one in page.runs if one.metrics]
+    if records and max(map(len, records)) == 1:
+        return {"instead": _one_record(records, alone=page.kind == "run")}
+    cards, constant = [], []
+    for curve in CURVES:
+        lines = [line for arm in page.arms if (line := _line(curve, arm)) is not None]
+        values = [value for line in lines for _, value in line.points]
+        if not values:
+            continue
+        if max(values) - min(values) <= 1e-4 * max(1e-2, *map(abs, values)):
+            constant.append(f"{curve.name.lower()} ({curve.show(values[0])})")
+            continue
+        chart = line_chart(curve.name, lines, curve.unit, curve.show, floor=0.0 if min(values) >= 0.0 else None)
+        cards.append((curve, chart))
+    if not cards and not constant:
+        return {"instead": "No run has records over training (metrics.jsonl)."}
+    return {"instead": "", "cards": cards, "constant": ", ".join(constant)}
+
+
+def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:
+    """Return the sentence for runs with a single record, which have no curve."""
+    steps = sorted({str(of_run[0].get("step", "?")) for of_run in records}, key=len)
+    return (
+        f"{'The run has' if alone else 'Every run has'} only one record, of step {' or '.join(steps)}, so "
+        f"there is no curve to draw. {'--log-every 1' if alone else '--option log_every=1'} records every step."
+    )
+
+
+def _line(curve: Curve, arm: ArmRuns) -> Line | None:
+    """Return the line of an arm: its mean, every seed, and the second quantity where it differs."""
+    seeds = [points for one in arm.seeds if (points := _points_of(one.metrics, curve.key))]
+    if not seeds:
+        return None
+    mean, dashed = _mean_line(seeds), []
+    if curve.dashed_key is not None:
+        other = _mean_line([_points_of(one.metrics, curve.dashed_key) for one in arm.seeds])
+        differs = any(abs(a[1] - b[1]) > 1e-3 for a, b in zip(mean, other, strict=False))
+        dashed = other if differs else []
+    return Line(arm.letter, arm.text, arm.number, mean, seeds, dashed)
+
+
+def _points_of(metrics: list[dict[str, Any]], key: str) -> list[Point]:
+    """Return (step, value) of a quantity for all records that have it."""
+    return [(float(r["step"]), float(r[key])) for r in metrics if "step" in r and known(r.get(key))]
+
+
+def _mean_line(seeds: list[list[Point]]) -> list[Point]:
+    """Return the mean at each step that most seeds have reached, so that it does not jump where one stops."""
+    at: dict[float, list[float]] = {}
+    for points in seeds:
+        for step, value in points:
+            at.setdefault(step, []).append(value)
+    most = max((len(values) for values in at.values()), default=0)
+    return [(step, sum(values) / len(values)) for step, values in sorted(at.items()) if 2 * len(values) >= most]
+
+
+MAX_ITEMS = 2000
+"""Maximum number of evaluated items whose pairs are compared; of more, a random sample, the same for every run."""
+
+
+def histograms_of(page: PageContents) -> list[tuple[ArmRuns, str, Markup]]:
+    """Return for each arm the sentence on its separation and its chart; empty if no run has labelled pairs."""
+    found = [(arm, counts) for arm in page.arms if (counts := _counts(arm)) is not None]
+    if not found:
+        return []
+    low, high = _occupied([counts for _, counts in found])
+    shares = [(arm, counts, *_shares(counts, low, high)) for arm, counts in found]
+    highest = max(max(*same, *other) for _, _, _, same, other in shares)
+    cards = []
+    for arm, counts, edges, same, other in shares:
+        sentence, many = "", any((result.get("num_test") or 0) > MAX_ITEMS for result in arm.finished())
+        if (share := separation_of(arm)) is not None:
+            drawn = f", in a random sample of {MAX_ITEMS:,} {page.noun}s" * many
+            sentence = (
+                f"A same-class pair is more similar than an other-class pair {100 * share:.1f} % of the time{drawn}."
+            )
+        kinds = (
+            Shares("same-class pairs", same, counts["same_mean"]),
+            Shares("other-class pairs", other, counts["other_mean"]),
+        )
+        cards.append((arm, sentence, histogram_chart(arm.text, edges, *kinds, highest)))
+    return cards
+
+
+def _counts(arm: ArmRuns) -> dict[str, Any] | None:
+    """Return the counts of all seeds together and the means over them; None without pairs of both kinds."""
+    seeds = [found for result in arm.finished() if _valid(found := result.get("similarities", {}))]
+    seeds = [one for one in seeds if one["edges"] == seeds[0]["edges"]]
+    if not seeds:
+        return None
+    summed = {
+        kind: [sum(column) for column in zip(*(one[kind] for one in seeds), strict=True)] for kind in ("same", "other")
+    }
+    means = {name: sum(one[name] for one in seeds) / len(seeds) for name in ("same_mean", "other_mean")}
+    return {"edges": seeds[0]["edges"], **summed, **means}
+
+
+def _valid(found: dict[str, Any]) -> bool:
+    """Return whether the record has two histograms with pairs, over one set of increasing edges."""
+    edges, same, other = (found.get(name, []) for name in ("edges", "same", "other"))
+    if not (known(found.get("same_mean")) and known(found.get("other_mean"))):
+        return False
+    fits = len(edges) > 1 and len(same) == len(other) == len(edges) - 1
+    rising = all(low < high for low, high in pairwise(edges))
+    return fits and rising and all(min(kind) >= 0 and sum(kind) > 0 for kind in (same, other))
+
+
+def _occupied(every: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return the range of similarities in which any arm has pairs worth drawing."""
+    low, high = 1.0, -1.0
+    for counts in every:
+        for kind in ("same", "other"):
+            least = 2e-4 * sum(counts[kind])
+            bins = [i for i, count in enumerate(counts[kind]) if count > least]
+            low, high = min(low, counts["edges"][bins[0]]), max(high, counts["edges"][bins[-1] + 1])
+    return low, high
+
+
+def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float], list[float], list[float]]:
+    """Return the edges inside the range, and the share of same-class and other-class pairs in each bin."""
+    edges = counts["edges"]
+    inside = [i for i in range(len(edges) - 1) if edges[i] >= low - 1e-9 and edges[i + 1] <= high + 1e-9]
+    same, other = ([counts[kind][i] / sum(counts[kind]) for i in inside] for kind in ("same", "other"))
+    return [edges[i] for i in inside] + [edges[inside[-1] + 1]], same, other
+
+
+def separation_of(arm: ArmRuns) -> float | None:
+    """Return the mean separation over the seeds of an arm; None without embeddings.
+
+    Each seed counts by itself, since similarities of two encoders are not comparable.
+    """
+    files = [one.run.path / "embeddings.npz" for one in arm.seeds if one.result is not None]
+    found = [share for file in files if (share := _of_file(file)) is not None]
+    return sum(found) / len(found) if found else None
+
+
+def _of_file(file: Path) -> float | None:
+    """Return the separation of one run; None without a file or labels. A damaged file warns and is left out."""
+    if not file.is_file():
+        return None
+    try:
+        features, labels = load_evaluated(file)
+    except (OSError, ValueError) as error:
+        warn_once(f"damaged embeddings: {file}", f"The separation of the classes leaves out a run: {error}")
+        return None
+    return None if labels is None else separation(features, labels)
+
+
+def separation(x: EmbeddingRows, y: Labels) -> float | None:
+    """Return the probability that a same-class pair is more similar than an other-class pair (ties count half).
+
+    Args:
+        x: Embeddings, shape [n, d]; at most ``MAX_ITEMS`` random rows are used, the same for every run.
+        y: Labels, shape [n].
+
+    Returns:
+        A probability, or None if there is no pair of one kind.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> separation(x, torch.tensor([0, 0, 1, 1]))
+        1.0
+    """
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MAX_ITEMS]
+    x, y = normalize(x[order].double(), dim=1), y[order]
+    cosines, alike = above_diagonal(x @ x.T), above_diagonal(y[:, None] == y)
+    same, other = cosines[alike], cosines[~alike].sort().values
+    if not len(same) or not len(other):
+        return None
+    below, not_above = (torch.searchsorted(other, same, right=right).double() for right in (False, True))
+    return float((below + not_above).mean()) / (2.0 * len(other))
