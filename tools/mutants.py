@@ -1,8 +1,9 @@
 """Count how many hand-made faults the tests catch: `python tools/mutants.py`, or with words to choose some.
 
 Each fault changes one expression of the core, the losses, mining, state, batching or recipes in a copy of the tree. The
-tests named with it are run there; a fault that they do not catch is run again with all tests of `make test`.
-Use it when tests are moved, shortened or rewritten: as many faults must be caught as before.
+tests named with it are run there; a fault that they do not catch is run again with all tests of `make test`, unless
+`--named` is given. Use it when tests are moved, shortened or rewritten: as many faults must be caught as before, which
+`--root` measures for another checkout.
 """
 
 from __future__ import annotations
@@ -105,54 +106,56 @@ def main() -> None:
     """Run the tests of each chosen fault and print which were caught."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of file names; none: all faults")
-    parser.add_argument("--list", action="store_true", help="check that every fault still applies, and run nothing")
+    parser.add_argument("--check", action="store_true", help="check that every fault still applies, and run nothing")
+    parser.add_argument("--named", action="store_true", help="run only the tests named with a fault, not all of them")
+    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout, such as one before a change of tests")
+    parser.add_argument("-n", default="2", help="number of workers; 0: none")
     options = parser.parse_args()
     chosen = [each for each in MUTANTS if not options.words or any(word in each.file for word in options.words)]
-    lost = [each for each in chosen if (ROOT / "src/hardneg" / each.file).read_text().count(each.before) != 1]
+    lost = not_applicable(chosen, options.root)
     for each in lost:
         print(f"does not apply: {each.file}: {each.before}")
-    if options.list or lost:
+    if options.check or (lost and options.root == ROOT):
         print(f"{len(chosen) - len(lost)} of {len(chosen)} faults apply")
         sys.exit(bool(lost))
+    chosen = [each for each in chosen if each not in lost]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         for name in ("src", "tests", "tools", "experiments", "pyproject.toml"):
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy = shutil.copytree if (options.root / name).is_dir() else shutil.copy
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            copy(ROOT / name, tree / name)
-        caught = sum([_is_caught(each, tree) for each in chosen])
+            copy(options.root / name, tree / name)
+        caught = sum([_is_caught(each, tree, options) for each in chosen])
     print(f"{caught} of {len(chosen)} caught")
 
 
-def _is_caught(mutant: Mutant, tree: Path) -> bool:
+def not_applicable(mutants: list[Mutant], root: Path = ROOT) -> list[Mutant]:
+    """Return the faults whose expression does not occur exactly once in its file."""
+    files = {each: root / "src/hardneg" / each.file for each in mutants}
+    return [each for each, file in files.items() if not file.exists() or file.read_text().count(each.before) != 1]
+
+
+def _is_caught(mutant: Mutant, tree: Path, options: argparse.Namespace) -> bool:
     path = tree / "src/hardneg" / mutant.file
     source = path.read_text()
     path.write_text(source.replace(mutant.before, mutant.after))
     try:
-        caught = not _passes(mutant.tests.split(), tree) or not _passes(["tests"], tree)
+        caught = not _passes([each for each in mutant.tests.split() if (tree / each).exists()], tree, options.n)
+        if not caught and not options.named:
+            caught = not _passes(["tests"], tree, options.n)
     finally:
         path.write_text(source)
     print(f"{'caught' if caught else 'MISSED'}  {mutant.file}: {mutant.before}", flush=True)
     return caught
 
 
-def _passes(tests: list[str], tree: Path) -> bool:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "2",
-        "-m",
-        "not long",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+def _passes(tests: list[str], tree: Path, workers: str) -> bool:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", workers, "-m", "not long", "-p", "no:cacheprovider"]
     environ = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    return subprocess.run(command, cwd=tree, env=environ, capture_output=True, check=False).returncode == 0
+    run = subprocess.run([*command, *tests], cwd=tree, env=environ, capture_output=True, text=True, check=False)
+    if run.returncode > 2:  # no tests, or an error of pytest; 2 is a fault that breaks an import
+        raise RuntimeError(run.stdout + run.stderr)
+    return run.returncode == 0
 
 
 if __name__ == "__main__":
