@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="parts of file names; none: all faults")
     parser.add_argument("--check", action="store_true", help="check that every fault still applies, and run nothing")
     parser.add_argument("--named", action="store_true", help="run only the tests named with a fault, not all of them")
-    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout, such as one before a change of tests")
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="another checkout, such as one before a change of tests"
+    )
     parser.add_argument("-n", default="2", help="number of workers; 0: none")
     options = parser.parse_args()
     chosen = [each for each in MUTANTS if not options.words or any(word in each.file for word in options.words)]

@@ -21,6 +21,7 @@ from hardneg.auditing import Audit, audit
 from hardneg.auditing.measure import EVEN_SHARE
 from hardneg.auditing.prepare import number_tags
 from hardneg.core.errors import ArgumentError
+from support.errors import raises
 from support.vectors import make_unit_vectors
 
 N, D = 40, 6
@@ -422,7 +423,7 @@ def test_labels_may_be_numbers_of_any_kind() -> None:
     wanted = audit(z, "Uniform()", labels=[0, 0, 1, 1], frontier=False).rows
     for labels in (list(np.array([0, 0, 1, 1])), list(torch.tensor([5, 5, 2, 2])), np.array(["a", "a", "b", "b"])):
         assert audit(z, "Uniform()", labels=labels, frontier=False).rows == wanted
-    with pytest.raises(ValueError, match="audit needs labels that are numbers or texts"):
+    with raises(ArgumentError, who="audit", got="[0]"):
         audit(z, "Uniform()", labels=[[0], [0], [1], [1]], frontier=False)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
+from support.errors import raises
 
 
 class Data:
@@ -60,7 +61,7 @@ def test_labels_of_pairs_and_lists_say_what_is_a_negative() -> None:
         found = hn.audit(data, "Uniform()", model=vectors)
         assert found.row("mined").similarity == pytest.approx(plain.row("mined").similarity)
         assert found.positive_similarity == pytest.approx(plain.positive_similarity)
-    with pytest.raises(ValueError, match="a label of each document, 0 or 1, got label=None"):
+    with raises(ArgumentError, who="audit", got="label=None"):
         hn.audit(Data(anchor=["q0"] * 3, positive=["a", "b", "c"], label=[1, 0, None]), model=vectors)
     ids = hn.audit(Data(anchor=["q0", "q1"], positive=["a", "b"], label=[[0, 0, 2], [1, 1, 3]]), model=vectors)
     assert ids.mined is None
@@ -88,13 +89,13 @@ def test_a_data_set_of_the_library_with_its_model() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="a model for the texts"):
+    with raises(ArgumentError, who="audit", got="model=None"):
         hn.audit(Data(anchor=["x"], positive=["y"]))
-    with pytest.raises(ValueError, match="columns anchor, positive"):
+    with raises(ArgumentError, who="audit", got="columns ['anchor']"):
         hn.audit(Data(anchor=["x"], label=[1]), model=vectors)
-    with pytest.raises(ArgumentError, match="a function from texts to vectors, got model=3"):
+    with raises(ArgumentError, who="audit", got="model=3"):
         hn.audit(Data(anchor=["x"], positive=["y"]), model=3)
-    with pytest.raises(ArgumentError, match=r"The encoder needs to return floats \[1, d\] for 1 texts"):
+    with raises(ArgumentError, who="The encoder", got="shape () of object"):
         hn.audit(Data(anchor=["x"], positive=["y"]), model=lambda texts: None)
-    with pytest.raises(ArgumentError, match=r"got similarity=0.5; .* dataset.remove_columns\('similarity'\)"):
+    with raises(ArgumentError, who="audit", got="similarity=0.5", fix="remove_columns('similarity')"):
         hn.audit(Data(anchor=["x"], positive=["y"], similarity=[0.5]), model=vectors)

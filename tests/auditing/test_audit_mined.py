@@ -13,10 +13,11 @@ import pytest
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.lists import Lists, read_lists
 from hardneg.auditing.options import Settings
-from hardneg.core.errors import Damaged, DataChanged
+from hardneg.core.errors import ArgumentError, Damaged, DataChanged
 from hardneg.io.sealed import CHECKSUM, with_checksum
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.errors import raises
 from support.mining_jobs import encode, make_rows, write_lines
 
 pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
@@ -202,7 +203,7 @@ def test_manifests_of_other_versions(tables: dict[str, str], tmp_path: Path) -> 
         assert found.rows == ()
         assert "could not be read" in " ".join(found.notes)
     manifest.write_text("[]")
-    with pytest.raises(Damaged, match=r"mined\.jsonl\.manifest\.json is damaged"):
+    with raises(Damaged, who="audit", path="mined.jsonl.manifest.json", got="it is not a JSON object"):
         audit_files(AuditOptions(mined, settings=QUIET))
 
 
@@ -297,13 +298,13 @@ def test_files_of_other_content_are_refused(tables: dict[str, str], tmp_path: Pa
     secret.write_text(secret.read_text().replace("cat", "cow"))
     for path, size in ((str(secret), secret.stat().st_size), (f"../{secret.name}", None), ("/etc/passwd", 0)):
         rewrite(manifest, inputs={**inputs, "corpus": {**inputs["corpus"], "path": path, "bytes": size}})
-        with pytest.raises(DataChanged, match=r"corpus that were mined, got .* outside the folder .*--corpus"):
+        with raises(DataChanged, who="audit", what="were mined", fix="--queries"):
             audit_files(AuditOptions(mined, settings=QUIET))
     rewrite(manifest, inputs={**inputs, "corpus": {"path": "/", "sha256": "0" * 64}})
     assert "a folder outside" in " ".join(audit_files(AuditOptions(mined, settings=QUIET)).notes)
     rewrite(manifest, inputs=inputs)
     np.save(tables["corpus_embeddings"], -np.load(tables["corpus_embeddings"]))
-    with pytest.raises(DataChanged, match=r"the corpus_embeddings that were mined, got .*d.npy, whose content"):
+    with raises(DataChanged, who="audit", what="corpus_embeddings", got="whose content"):
         audit_files(AuditOptions(mined, settings=QUIET))
 
 
@@ -404,5 +405,5 @@ def test_foreign_documents_are_counted(tables: dict[str, str], tmp_path: Path) -
     assert "1 documents of the mined file are not among those given." in found.notes
     assert found.row("mined").effective_number == pytest.approx(1)
     lost = [{"query_id": "q0", "positive_ids": ["x"], "negative_ids": ["y"]}]
-    with pytest.raises(ValueError, match="documents of the mined file among those given, got none of 2"):
+    with raises(ArgumentError, who="audit", got="none of 2"):
         audit_files(AuditOptions(write_lines(tmp_path / "lost.jsonl", lost), settings=QUIET, **tables))

@@ -19,6 +19,7 @@ from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.reporting.reading import wanted_arm
 from hardneg.training.options import RECIPES, MoCoOptions
 from hardneg.training.recipes import run_recipe
+from support.errors import raises
 from support.training_runs import few_digits, short
 
 
@@ -72,7 +73,7 @@ def test_the_effective_temperature_knows_the_common_options() -> None:
 )
 def test_arms_that_train_alike_are_seen(first: str, second: str, common: dict[str, Any], data: str) -> None:
     arms = [parse_arm(text).with_defaults(short(data, **common)) for text in (first, second)]
-    with pytest.raises(ArgumentError, match="got the same options in"):
+    with raises(ArgumentError, who="compare", what="distinct arms"):
         check_arms(arms, Comparison((first, second), 2, short(data, **common)))
 
 

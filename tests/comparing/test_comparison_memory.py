@@ -33,6 +33,7 @@ from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.training.options import RECIPES
 from hardneg.training.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, PeakMemory, Run
+from support.errors import warns
 from support.training_runs import few_digits, run, short
 
 psutil = pytest.importorskip("psutil", reason="comparisons need the extra train")
@@ -188,7 +189,7 @@ def test_runs_that_memory_did_not_hold_go_on_with_fewer_beside_them(
     forget_warnings()
     machine = Machine(3, 100 * GB, [RunPlace()])
     seen = pretending(machine, monkeypatch, limit=1)
-    with pytest.warns(HardnegWarning, match="Not enough memory for the parallel runs"):
+    with warns("compare.memory"):
         results = run_all([parse_arm("simclr()")], list(range(5)), tmp_path, RunSettings(3), Watcher(print))
     assert results == [5 * [{"knn": 0.5}]]
     assert machine.jobs == 1

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.comparing import compare
 from hardneg.comparing.request import Comparison
+from hardneg.core.errors import ArgumentError
 from support.command import hardneg
 from support.comparisons import Started, nothing
+from support.errors import raises
 from support.training_runs import short
 
 
@@ -127,7 +129,7 @@ def test_a_test_split_without_labels_is_refused_where_it_is_needed(
         compare(comparison, tmp_path / "out", show=nothing)
         assert len(started) == 4
         return
-    with pytest.raises(ValueError, match="compare, of its test images, needs labels, got none"):
+    with raises(ArgumentError, who="compare, of its test images,", what="labels", got="none"):
         compare(comparison, tmp_path / "out")
     assert started == []
 

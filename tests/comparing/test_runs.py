@@ -24,7 +24,7 @@ from hardneg.comparing.memory import ChildPipes, Machine, NotStarted, RunPlace, 
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged, RunFailed, RunSettings, folder_of, in_a_process, run_all
-from hardneg.core.errors import DataChanged, FileError, HardnegWarning, forget_warnings
+from hardneg.core.errors import Damaged, DataChanged, FileError, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
 from hardneg.training.data_record import data_record
@@ -33,6 +33,7 @@ from hardneg.training.parts import splits
 from hardneg.training.runs import Run
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
+from support.errors import raises, warns
 from support.training_runs import few_digits, short
 
 
@@ -86,7 +87,7 @@ def test_a_process_says_that_its_training_diverged(batches: str, data: str, tmp_
     pytest.importorskip("accelerate", reason="training needs the extra train")
     # Records are rare: without a graph the weights are found out at the end of the epoch, with one the graph is.
     wild = RECIPES["simclr"](**short(data, learning_rate=1e30, batches=batches, log_every=1000, epochs=3, save_every=3))
-    with pytest.raises(Diverged, match=r"failed, exit code 3: \w+ needs finite "):
+    with raises(Diverged, what="to finish"):
         in_a_process("simclr", wild, Run(tmp_path / "run"), {})
 
 
@@ -123,16 +124,14 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     assert (first["threads"], set(seen), len(seen)) == (4, {"4"}, 4 + 4 + 2 + 5)
     forget_warnings()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.warns(HardnegWarning, match="OMP_NUM_THREADS=1 has no effect: this comparison was started with 4"):
+    with warns("compare.threads"):
         compare(more, tmp_path, jobs=1, show=nothing)
     forget_warnings()
     other = replace(more, common=short(data, epochs=7), tune=None)
-    with pytest.raises(
-        FileError, match=r"started with other options \(epochs: 2 -> 7, tune: \['temp.*\] -> None\); give"
-    ):
+    with raises(FileError, who="compare", got="'temperature'"):
         compare(other, tmp_path, show=nothing)
     (tmp_path / "request.json").write_text('{"common": ')
-    with pytest.raises(ValueError, match=r"request.json is damaged .*; delete it if"):
+    with raises(Damaged, who="compare", path="request.json", got="column 12"):
         compare(more, tmp_path, show=nothing)
 
 
@@ -290,7 +289,7 @@ def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(comparison_runs, "this_machine", lambda jobs, on_gpu: Machine(1, 1, [RunPlace()]))
     for attempt in range(10):
         begun.clear()
-        with pytest.raises(RunFailed, match=r"simclr\(\), seed 0: .* at once"):
+        with raises(RunFailed, got="at once"):
             run_all([parse_arm("simclr()")], list(range(30)), tmp_path / str(attempt), RunSettings(1), Watcher(nothing))
         assert begun == [0]
 
@@ -298,7 +297,7 @@ def test_the_thread_of_a_failed_run_begins_no_other(tmp_path: Path, monkeypatch:
 def test_a_killed_run_has_no_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote before, such as a warning of somebody else's, is not why it was killed."""
     monkeypatch.setattr(subprocess, "run", child(-9, "a.py:3: UserWarning: odd\n  warn_once("))
-    with pytest.raises(RunFailed, match=r"as when memory runs out[.] Use"):
+    with raises(RunFailed, got="killed by SIGKILL, as when memory runs out", fix="Use"):
         in_a_process("simclr", RECIPES["simclr"](), Run(tmp_path / "run"), {})
 
 

@@ -14,6 +14,7 @@ import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import hash_text
 from hardneg.io.tables import read_vectors
+from support.errors import raises
 
 VECTORS = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 
@@ -61,9 +62,9 @@ def test_other_kinds_raise(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_path_is_no_data() -> None:
-    with pytest.raises(ArgumentError, match=r"mine needs vectors or a data set, got 'pairs.jsonl'; read it first"):
+    with raises(ArgumentError, who="mine", got="'pairs.jsonl'"):
         hn.mine("pairs.jsonl", model="any")
-    with pytest.raises(ArgumentError, match=r"got str; load the file first, for example with numpy.load"):
+    with raises(ArgumentError, who="Keys", got="str"):
         hn.audit("vectors.npy")
 
 
@@ -112,15 +113,15 @@ def test_mine_takes_vectors_with_gradients_and_what_cross_encoders_give() -> Non
 
 def test_ids_that_cannot_be_found_are_named() -> None:
     documents = hn.Keys(VECTORS, ids=[f"d{i}" for i in range(40)])
-    with pytest.raises(ArgumentError, match="got id 'd99' of query 1"):
+    with raises(ArgumentError, who="mine", got="id 'd99' of query 1"):
         hn.mine(VECTORS[:2], documents, ["d1", "d99"], "Uniform()", 1)
-    with pytest.raises(ArgumentError, match="got id 1 of query 0"):
+    with raises(ArgumentError, who="mine", got="id 1 of query 0"):
         hn.mine(VECTORS[:2], documents, [1, 0], "Uniform()", 1)
-    with pytest.raises(ArgumentError, match="got id 'd0' more than once"):
+    with raises(ArgumentError, who="mine", got="id 'd0' more than once (1 repeated in all)"):
         hn.mine(VECTORS[:2], hn.Keys(VECTORS, ids=["d0", "d0", *map(str, range(38))]), ["d0", "1"], "Uniform()", 1)
-    with pytest.raises(ArgumentError, match="texts as positives"):
+    with raises(ArgumentError, who="mine", what="as positives", got="Tensor"):
         hn.mine(VECTORS[:2], documents, torch.tensor([0, 1]), "Uniform()", 1)
-    with pytest.raises(ArgumentError, match="or a data set, got no positives"):
+    with raises(ArgumentError, who="mine", what="data set", got="no positives"):
         hn.mine(VECTORS[:2], documents)
 
 

@@ -16,6 +16,7 @@ pml: Any = pytest.importorskip("pytorch_metric_learning", reason="pytorch-metric
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers  # noqa: E402
 
 from hardneg.integrations.pytorch_metric_learning import NegativesLoss, NegativesMiner  # noqa: E402
+from support.errors import raises  # noqa: E402
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 0, 4])  # one label has a single row
 REF_LABELS = torch.tensor([0, 1, 2, 2, 3, 1, 0])
@@ -115,7 +116,7 @@ def test_what_is_not_a_loss_of_pairs_is_refused() -> None:
     for loss in (losses.NTXentLoss(), hn.ContrastiveLoss(reduction="none")):
         with pytest.raises(ArgumentError, match=r"hardneg\.ContrastiveLoss"):
             NegativesLoss(loss)
-    with pytest.raises(ArgumentError, match="labels or an indices_tuple"):
+    with raises(ArgumentError, who="NegativesLoss", what="indices_tuple", got="neither"):
         nt_xent()(vectors(4), None)
     with pytest.raises(ArgumentError, match="generate=None"):
         NegativesLoss(hn.ContrastiveLoss(generate="mochi(num_hardest=2)"))(vectors(len(LABELS)), LABELS)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.integrations.sentence_transformers import NegativesLoss
+from support.errors import raises
 from support.libraries import needs_option, part_of_sentence_transformers, tokens
 
 losses = part_of_sentence_transformers("losses")
@@ -122,7 +123,7 @@ def test_errors_and_the_config() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             NegativesLoss(torch.nn.Identity(), **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="columns anchor, positive"):
+    with raises(ArgumentError, who="NegativesLoss", got="1 columns"):
         NegativesLoss(torch.nn.Identity()).compute_loss_from_embeddings(columns(1))
     told = NegativesLoss(torch.nn.Identity(), "Tilt(1.0)").get_config_dict()
     assert told["negatives"] == "Tilt(1.0)"

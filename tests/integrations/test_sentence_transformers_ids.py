@@ -15,6 +15,7 @@ import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.integrations.sentence_transformers import NegativesLoss, known_positives, with_ids
 from hardneg.mining.job import run
+from support.errors import raises
 from support.mining_jobs import make_job
 from support.operations import Operations
 
@@ -391,7 +392,7 @@ def test_errors_of_the_loss() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             NegativesLoss(torch.nn.Identity(), **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="labels from with_ids"):
+    with raises(ArgumentError, who="NegativesLoss", what="with_ids", got="labels=(6, 4)"):
         NegativesLoss(torch.nn.Identity()).compute_loss_from_embeddings(columns(), LABELS[:, :4])
 
 

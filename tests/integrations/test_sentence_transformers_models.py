@@ -13,6 +13,7 @@ from torch import Tensor
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.integrations.sentence_transformers import CachedNegativesLoss, NegativesLoss
+from support.errors import raises
 from support.libraries import needs_option, part_of_sentence_transformers, tokens
 from support.tiny_bert import rows, tiny_bert
 from support.two_ranks import on_two_ranks
@@ -148,9 +149,9 @@ def test_evaluation_of_a_cached_loss(folder: Path) -> None:
 
 def test_what_cannot_be_cut_is_refused(folder: Path) -> None:
     model = tiny_bert(folder, precise=True)
-    with pytest.raises(ValueError, match=r"flattened tokens \(offsets\)"):
+    with raises(ArgumentError, who="CachedNegativesLoss", got="flattened tokens (offsets)"):
         CachedNegativesLoss(model)([{"input_ids": torch.arange(6), "offsets": torch.tensor([0, 3])}] * 2)
-    with pytest.raises(ValueError, match="mini_batch_size of 1 or more"):
+    with raises(ArgumentError, who="CachedNegativesLoss", what="mini_batch_size", got="mini_batch_size=0"):
         CachedNegativesLoss(model, mini_batch_size=0)
 
 

@@ -10,6 +10,7 @@ import torch
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, HardnegWarning
 from hardneg.integrations.sentence_transformers import CachedNegativesLoss, NegativesLoss, known_positives, with_ids
+from support.errors import raises
 
 datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
 
@@ -59,7 +60,7 @@ def test_known_positives_need_ids() -> None:
 
 @pytest.mark.parametrize("options", [{"negatives": "Tilt(5.0)"}, {"tau_plus": 0.3}, {"positives": "group"}])
 def test_options_that_an_objective_over_all_data_does_not_read_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match="the defaults of negatives"):
+    with raises(ArgumentError, who="NegativesLoss", what="of negatives"):
         NegativesLoss(Model(), objective=hn.SogCLR(30, views="cross"), **options)
 
 

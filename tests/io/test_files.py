@@ -14,6 +14,7 @@ import pytest
 
 from hardneg.core.errors import Damaged, DiskFull, FileError, InUse, NotWritten
 from hardneg.io.files import disk_failure, locked, output_folder, parse_json, read_json, write_atomically, write_json
+from support.errors import raises
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_an_output_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert output_folder(tmp_path / "new") == tmp_path / "new"
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FileError, match="which is a file") as error:
+        with raises(FileError, who="--out", got="which is a file or lies below one") as error:
             output_folder(path)
         assert error.value.path == path
 
@@ -133,7 +134,7 @@ def test_json_is_read_back_and_carries_a_checksum(tmp_path: Path) -> None:
     write_json(path, json.loads(path.read_text()))  # one that has a checksum gets no second one
     assert read_json(path, "delete it") == READ
     write_json(path, [1, 2])
-    with pytest.raises(Damaged, match="it is not a JSON object"):
+    with raises(Damaged, who="hardneg", what="JSON", got="it is not a JSON object"):
         read_json(path, "delete it")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from hardneg.core.errors import ArgumentError
 from hardneg.io.functions import load_function
+from support.errors import raises
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_a_changed_function_is_run_anew(text: str, folder: Path) -> None:
         assert load_function(text, "test").__annotations__ == {"return": int}, "not the __future__ of another file"
         assert load_function(text, "test") is load_function(text, "test"), "a file that is the same is run once"
     file.write_text("def other():\n    return 3\n")
-    with pytest.raises(ArgumentError, match="a function 'encode' in"):
+    with raises(ArgumentError, who="test", what="'encode'", got="none"):
         load_function(text, "test")
     assert load_function(text.replace("encode", "other"), "test")() == 3
 

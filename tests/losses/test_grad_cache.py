@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hardneg as hn
-from hardneg.core.errors import DataChanged, HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, DataChanged, forget_warnings
 from hardneg.losses import GradCache
+from support.errors import raises, warns
 
 ROWS, CHUNK = 64, 8
 Loss = Callable[[Tensor], Tensor]
@@ -134,7 +135,7 @@ def test_batch_statistics_are_of_chunks_updated_once_and_warned_of() -> None:
     forget_warnings()
     x, one, two = batch(), made(), made()
     loss = hn.ContrastiveLoss()
-    with pytest.warns(HardnegWarning, match="chunks of 8 rows, .* not of the 64 rows"):
+    with warns("losses.grad_cache", "BatchNorm", "64"):
         found = step(one, GradCache(one, CHUNK), lambda z: loss(*z.chunk(2)), x)
     expected = step(two, lambda x: torch.cat([two(part) for part in x.split(CHUNK)]), lambda z: loss(*z.chunk(2)), x)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -159,17 +160,17 @@ def test_inputs_may_be_named_and_nested() -> None:
 
 def test_wrong_use_raises() -> None:
     encoder, x = encoder_with(), batch()
-    with pytest.raises(ValueError, match="GradCache needs a module, got encode=function; pass module="):
+    with raises(ArgumentError, who="GradCache", got="encode=function"):
         GradCache(lambda x: encoder(x), 4)
-    with pytest.raises(ValueError, match="chunk_size of 1 or more"):
+    with raises(ArgumentError, who="GradCache", what="chunk_size", got="chunk_size=0"):
         GradCache(encoder, 0)
-    with pytest.raises(ValueError, match=r"GradCache needs a whole number, got chunk_size=2\.5"):
+    with raises(ArgumentError, who="GradCache", got="chunk_size=2.5"):
         GradCache(encoder, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"one entry per row, got sizes=\[3, 64\]"):
+    with raises(ArgumentError, who="GradCache", got="sizes=[3, 64]"):
         GradCache(encoder, 4)(x, x[:3])
-    with pytest.raises(ValueError, match="a vector for each row"):
+    with raises(ArgumentError, who="GradCache", got="(1, 6) for slice(0, 4, None)"):
         GradCache(lambda x: encoder(x).mean(0, keepdim=True), 4, encoder)(x)
-    with pytest.raises(ValueError, match="inputs without a gradient of their own"):
+    with raises(ArgumentError, who="GradCache", got="requires_grad=True"):
         GradCache(encoder, 4)(x.clone().requires_grad_())
 
 

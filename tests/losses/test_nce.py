@@ -11,10 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
 from hardneg import papers
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.losses import bank as bank_module
 from hardneg.losses.bank import CMC, BankContrast, InstanceDiscrimination, RunningZ, binary_nce
 from hardneg.state.pools import Bank
+from support.errors import raises
 from support.vectors import make_unit_vectors
 
 
@@ -171,5 +173,5 @@ def test_instance_discrimination_has_a_name_for_nce_and_for_rings_softmax() -> N
 
 
 def test_unknown_objective() -> None:
-    with pytest.raises(ValueError, match="objective 'nce' or 'softmax'"):
+    with raises(ArgumentError, who="BankContrast", what="'softmax'", got="objective='triplet'"):
         BankContrast(4, 2, 0.1, "triplet")

@@ -8,12 +8,13 @@ from torch import nn
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, UnknownName, forget_warnings
 from hardneg.core.generators import MoCHi
 from hardneg.core.objectives import RINCE, InfoNCE, Objective, registered_objectives
 from hardneg.core.schedules import linear
 from hardneg.core.statistics import Mean
 from hardneg.kernels import engine
+from support.errors import raises, warns
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 
@@ -184,7 +185,7 @@ def test_what_cannot_stream_says_so_at_construction():
             return hn.Uniform().log_weights(scores)
 
     assert hn.ContrastiveLoss(WholeRows())(*views()).isfinite()
-    with pytest.raises(ArgumentError, match=r"WholeRows needs whole rows.*log_weight\(tile\)"):
+    with raises(ArgumentError, who="WholeRows", what="impl='streamed')", fix="log_weight(tile)"):
         hn.ContrastiveLoss(hn.OtherLabel() * WholeRows(), impl="streamed")
 
 
@@ -201,9 +202,9 @@ def test_a_streamed_loss_warns_like_a_dense_one():
     z = views(b=8, d=16)[0].detach()
     for impl in IMPLS:
         forget_warnings()
-        with pytest.warns(HardnegWarning, match=r"100% of the debiased.*tau_plus=0.3 .*temperature=0.05"):
+        with warns("clamped", "100%", "tau_plus=0.3"):
             hn.ContrastiveLoss(temperature=0.05, tau_plus=0.3, impl=impl)(z, z)
-        with pytest.warns(HardnegWarning, match="100% of the anchors have no negative"):
+        with warns("empty", "100%"):
             hn.ContrastiveLoss("Threshold(2.0)", impl=impl)(z, z)
 
 
@@ -243,9 +244,9 @@ def test_an_objective_of_ones_own():
 
 
 def test_wrong_objectives_are_named():
-    with pytest.raises(ValueError, match="Did you mean rince"):
+    with raises(UnknownName, name="rinze", nearest="rince"):
         hn.ContrastiveLoss(objective="rinze")
-    with pytest.raises(ArgumentError, match=r"an objective with tau_plus for tau_plus=0.1, got objective=rince\(\)"):
+    with raises(ArgumentError, who="ContrastiveLoss", what="tau_plus=0.1", got="objective=rince()"):
         hn.ContrastiveLoss(objective="rince", tau_plus=0.1)
     with pytest.raises(ArgumentError, match="impl in"):
         hn.ContrastiveLoss(impl="triton")

@@ -14,12 +14,13 @@ from torch.nn.functional import normalize
 
 from hardneg.auditing import audit
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, DataChanged, HardnegWarning, forget_warnings
 from hardneg.mining import mine
 from hardneg.mining.alignment import Alignment, alignment_of
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pairs import RowsOf, read_positives
+from support.errors import raises
 
 
 def make_pairs(queries: int = 120, documents: int = 400, noise: float = 1.0) -> tuple[Any, Any]:
@@ -198,7 +199,7 @@ def test_an_audit_takes_the_judgements_of_the_manifest(files: MineOptions, tmp_p
     assert found.judges == ("judgements",)
     assert found.row("mined").judged_share == 0.0  # every judged document was a positive of the miner
     write_judgements(tmp_path, [(i, i) for i in range(119)])
-    with pytest.raises(ValueError, match="judgements that were mined"):
+    with raises(DataChanged, who="audit", what="were mined"):
         audit_files(AuditOptions(files.out))
 
 

@@ -22,12 +22,13 @@ import torch
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.auditing.options import Settings
-from hardneg.core.errors import FileError, HardnegError, HardnegWarning, InUse, forget_warnings
+from hardneg.core.errors import Damaged, HardnegError, HardnegWarning, InUse, forget_warnings
 from hardneg.mining import encode
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.damage import KINDS as DAMAGES
 from support.damage import damage
+from support.errors import raises
 from support.forks import CONTEXT
 from support.mining_jobs import make_job
 
@@ -151,7 +152,7 @@ def test_a_damaged_manifest_is_named_by_mine(tmp_path: Path) -> None:
     run(job)
     manifest = Path(f"{job.out}.manifest.json")
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 4'))
-    with pytest.raises(FileError, match=r"mined.jsonl.manifest.json is damaged .*--overwrite"):
+    with raises(Damaged, who="mine", path="mined.jsonl.manifest.json", got="its checksum differs", fix="--overwrite"):
         run(job)
     run(replace(job, overwrite=True))
     assert json.loads(manifest.read_text())["seed"] == 0

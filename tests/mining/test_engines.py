@@ -30,6 +30,7 @@ from hardneg.mining.engines import ClusterLost, JobPart, Local, PartDone, Ray, W
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from hardneg.mining.stages import Files
+from support.errors import raises
 
 RULES = {
     "a margin": {"negatives": "BelowPositive(relative=0.05)"},
@@ -108,7 +109,7 @@ def test_an_error_of_a_worker_is_raised_here(files: MineOptions) -> None:
     corpus[777, 3] = np.nan
     np.save(files.corpus_embeddings, corpus)  # type: ignore[arg-type]
     for workers in (1, 2):
-        with pytest.raises(NotFinite, match="first in row 777"):
+        with raises(NotFinite, who="mine", got="row 777"):
             mined(files, shards=5, workers=workers)
 
 
@@ -164,7 +165,7 @@ def test_an_input_that_changes_meanwhile_is_an_error(files: MineOptions, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "compute", changing)
-        with pytest.raises(DataChanged, match=r"corpus\.npy, which has changed since"):
+        with raises(DataChanged, who="mine", got="changed since"):
             run(files)
     assert not Path(files.out).exists()
     assert mined(files) == mined(files, out=files.out.replace("mined", "other"))
@@ -179,7 +180,7 @@ def test_parts_are_counted_from_zero(files: MineOptions) -> None:
     for text in ("3/3", "1", "a/b", "-1/2"):
         with pytest.raises(ArgumentError, match="a part as i/n"):
             run(replace(files, part=text))
-    with pytest.raises(ArgumentError, match="a part or the merge"):
+    with raises(ArgumentError, who="mine", got="part='0/2'"):
         run(replace(files, part="0/2", merge=True))
 
 
@@ -235,7 +236,7 @@ def test_a_full_disk_is_seen_before_the_work(files: MineOptions, monkeypatch: py
     assert needed >= 70 * 18 * 16  # lists of 18 for each of 70 queries
     assert estimate(replace(files, shards=9)).disk_bytes > 5 * needed
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": needed - 1}))
-    with pytest.raises(FileError, match=r"GiB for its pieces.*fewer --shards"):
+    with raises(FileError, who="mine", got="where 0.0 GiB are free", fix="--shards"):
         run(files)
     assert not Path(f"{files.out}.work").exists()
 

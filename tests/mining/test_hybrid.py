@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
-from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.mining import Search
 from hardneg.mining.fusion import Lexical, RankedRun, read_run, split_name
 from hardneg.mining.problem import Side
+from support.errors import raises, warns
 
 Q, N = 12, 60
 
@@ -222,7 +223,7 @@ def test_a_window_inside_the_lists_is_mined(text: str) -> None:
 def test_quotas_need_the_top() -> None:
     queries, corpus, positives, other = make(0)
     search = Search(also=(Listed("words", other["words"]),), quotas=(("words", 1),))
-    with pytest.raises(ArgumentError, match="draw 'top' with quotas"):
+    with raises(ArgumentError, who="mine", what="'top'", got="draw='gumbel'"):
         hn.mine(hn.Keys(queries), hn.Keys(corpus), positives, "Uniform()", 2, "gumbel", search=search)
 
 
@@ -234,13 +235,11 @@ def test_a_run_is_ordered_by_score_and_by_rank_among_equals(tmp_path: Path) -> N
     run = read_run(str(path))
     assert run == {"q1": ["d1", "d3", "d3", "d7"], "q2": ["d2", "d9"]}
     queries, corpus = Side(["q1", "q2", "q3"]), Side([f"d{i}" for i in range(8)])
-    with pytest.warns(
-        HardnegWarning, match="no documents for 1 of 3 queries, and 1 of its 6 documents are not in the corpus"
-    ):
+    with warns("run", "1 of 3"):
         found = RankedRun("other", run, queries, corpus)
     assert found(torch.arange(3), 3).tolist() == [[1, 3, 7], [2, -1, -1], [-1, -1, -1]]
     assert found(torch.tensor([1]), 1).tolist() == [[2]]
-    with pytest.raises(ArgumentError, match="of the run 'other' that are in the data, got none"):
+    with raises(ArgumentError, who="mine", what="'other'", got="none"):
         RankedRun("other", run, Side(["a"]), corpus)
     assert split_name("splade=x/y.trec") == ("splade", "x/y.trec")
     assert split_name("x/y.bm25.trec") == ("y", "x/y.bm25.trec")
@@ -312,7 +311,7 @@ def test_a_retriever_may_find_nothing() -> None:
             return torch.zeros(len(queries), 0, dtype=torch.long)
 
     alone = Search("also", also=(Nothing("words", []),))
-    with pytest.warns(HardnegWarning, match="1 of 1 queries have fewer than k=2"):
+    with warns("short", "1 of 1", "k=2"):
         found = hn.mine(torch.ones(1, 2), torch.ones(3, 2), [0], "Threshold(0.0)", 2, search=alone)
     assert found.rows.tolist() == [[-1, -1]]
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.mining.explain import TOO_FEW, Explanation, no_negatives
 from hardneg.mining.job import run
 from hardneg.mining.options import Columns, MineOptions
+from support.errors import raises
 from support.mining_jobs import make_rows, write_lines
 
 FUZZ: list[tuple[str, Callable[[list[Any], list[Any]], Any], str]] = [
@@ -121,7 +122,7 @@ def too_few(pairs: list[tuple[str, str]]) -> Any:
 def test_broken_lines(job: MineOptions, tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"id": "d0", "text": "a"}\n' + text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"one JSON object in each line, got .* line 2"):
+    with raises(FileError, who="mine", path="broken.jsonl", got="line 2"):
         run(replace(job, corpus=str(path)))
 
 
@@ -149,7 +150,7 @@ def test_a_corpus_without_candidates_has_a_fix_of_its_own(job: MineOptions) -> N
 
 def test_ranks_beyond_the_lists_raise_before_anything_is_encoded(job: MineOptions) -> None:
     asked = replace(job, negatives="Rank(30, 40)", rescore="support.mining_jobs:overlap", candidates=32)
-    with pytest.raises(ArgumentError, match=r"33 candidates of a query for Rank.*; use candidates=33, or a window"):
+    with raises(ArgumentError, who="mine", what="Rank(start=30, stop=40)", got="candidates=32", fix="candidates=33"):
         run(asked)
     assert not Path(f"{job.out}.embeddings").exists()
     assert run(replace(asked, candidates=33)) is not None

@@ -13,6 +13,7 @@ import torch
 import hardneg as hn
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.mining.explain import NoNegatives
+from support.errors import raises
 from support.libraries import part_of_sentence_transformers
 
 datasets = pytest.importorskip("datasets", reason="needs the extra 'text'")
@@ -171,7 +172,7 @@ def test_prompts_and_a_cache(model: Any, pairs: Any, tmp_path: Any, monkeypatch:
     moved.truncate_dim = 8
     again = hn.mine(pairs, model=moved, cache_folder=str(tmp_path), **shape).to_dict()
     assert again == hn.mine(pairs, model=moved, **shape).to_dict(), "fewer numbers of the same weights"
-    with pytest.raises(ArgumentError, match="a SentenceTransformer for prompts"):
+    with raises(ArgumentError, who="mine", what="SentenceTransformer", got="a function"):
         hn.mine(pairs, model=model.encode, query_prompt="w1", verbose=False)
 
 
@@ -195,18 +196,18 @@ def test_what_cannot_be_meant_raises(model: Any, pairs: Any, options: dict[str, 
 
 
 def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
-    with pytest.raises(UnknownName, match="Did you mean relative_margin"):
+    with raises(UnknownName, name="relativ_margin", nearest="relative_margin"):
         hn.mine(pairs, model=model, relativ_margin=0.1)
-    with pytest.raises(ArgumentError, match="a model for the texts"):
+    with raises(ArgumentError, who="mine", got="model=None"):
         hn.mine(pairs)
-    with pytest.raises(ArgumentError, match="one data set"):
+    with raises(ArgumentError, who="mine", got="a dict of ['train']"):
         hn.mine(datasets.DatasetDict(train=pairs), model=model)
-    with pytest.raises(ArgumentError, match="a data set of known length, got IterableDataset"):
+    with raises(ArgumentError, who="mine", what="known length", got="IterableDataset"):
         hn.mine(pairs.to_iterable_dataset(), model=model)
     for text in (" ", None):
-        with pytest.raises(ArgumentError, match="texts in every row"):
+        with raises(ArgumentError, who="mine", what="every row"):
             hn.mine(datasets.Dataset.from_dict({"a": ["x", text], "b": ["y", "z"]}), model=model)
-    with pytest.raises(ArgumentError, match=r"id=7 in row 0.*anchor_column_name"):
+    with raises(ArgumentError, who="mine", got="id=7 in row 0 (1 such row in all)", fix="anchor_column_name"):
         hn.mine(datasets.Dataset.from_dict({"id": [7], "a": ["x"], "b": ["y"]}), model=model)
     for options, message in (
         ({"corpus": "corpus.jsonl"}, r"a list of texts as corpus, got corpus='corpus\.jsonl'"),
@@ -216,5 +217,5 @@ def test_unknown_names_and_missing_models_raise(model: Any, pairs: Any) -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             hn.mine(pairs, **{"model": model, **options})
-    with pytest.raises(ArgumentError, match="a list of texts as corpus"):
+    with raises(ArgumentError, who="mine", got="corpus=[{'text': 'x'}]"):
         hn.mine(pairs, model=model, corpus=datasets.Dataset.from_dict({"text": ["x"]}))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from hardneg.core.errors import ArgumentError
 from hardneg.mining.judgements import numbered_both, read_grades
+from support.errors import raises
 
 
 def judged(path: Path, text: str, who: str = "mine") -> list[tuple[str, str]]:
@@ -46,7 +48,7 @@ def test_unknown_columns_are_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ids that are numbers or texts .*, got None in 'doc_id', row 1"):
+    with raises(ArgumentError, who="mine", what="j.jsonl", got="None in 'doc_id', row 1"):
         judged(tmp_path / "j.jsonl", '{"qid": 1, "doc_id": 2}\n{"qid": 1}\n')
 
 

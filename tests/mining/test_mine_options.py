@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, HardnegWarning, NoFile
+from hardneg.core.errors import ArgumentError, NoFile
 from hardneg.io.tables import read_table
 from hardneg.mining.encode import encoders_of_model
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.errors import raises, warns
 from support.libraries import part_of_sentence_transformers
 from support.mining_jobs import lines, make_job
 
@@ -223,7 +224,7 @@ def test_the_name_of_a_prompt_of_the_model_stands_for_that_prompt(
     assert torch.equal(named, text)
     assert torch.equal(default, fish)
     assert encoders[0].key == encoders[1].key
-    with pytest.warns(HardnegWarning, match="Its prompts: .*search"):
+    with warns("unknown prompt"):
         encoders_of_model(folder, 8, "cpu", prompts=("serach", None))
     options = replace(job, encoder=None, model=folder, device="cpu", scores=True)
     run(replace(options, query_prompt="search"))
@@ -256,7 +257,7 @@ def test_distributions_of_a_file_are_mined_and_audited(job: MineOptions, tmp_pat
     with pytest.raises(NoFile):
         run(replace(given, imports=(str(tmp_path / "none.py"),)))
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ArgumentError, match=r"broken\.py to be importable, got ZeroDivisionError"):
+    with raises(ArgumentError, who="mine", what="be importable", got="ZeroDivisionError: division by zero"):
         run(replace(given, imports=(str(tmp_path / "broken.py"),)))
     z = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
     np.save(tmp_path / "z.npy", z)
@@ -344,5 +345,5 @@ def test_names_of_runs_are_different(job: MineOptions) -> None:
     path = write_run(job, "r", make_lists())
     with pytest.raises(ArgumentError, match="write name=file"):
         run(replace(job, runs=(path, path)))
-    with pytest.warns(HardnegWarning, match="no documents for 19 of 20 queries"):
+    with warns("run", "19 of 20"):
         run(replace(job, runs=(write_run(job, "one", {"q0": ["d5"]}),)))

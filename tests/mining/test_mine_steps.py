@@ -12,9 +12,11 @@ import typer
 from typer.testing import CliRunner
 
 from hardneg.cli.mine import mine as verb
+from hardneg.core.errors import ArgumentError
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.errors import raises
 from support.mining_jobs import encode, expected, lines, make_rows, overlap, write_lines
 
 
@@ -42,12 +44,9 @@ def test_words_alone_need_no_embeddings(job: MineOptions) -> None:
         assert row["scores"] == sorted(row["scores"], reverse=True)
         for one in row["negative_ids"]:
             assert set(query["query"].split()) & set(text_of[one].split())
-    with pytest.raises(ValueError, match="needs embeddings for near_positive"):
+    with raises(ArgumentError, who="mine", what="near_positive", got="search='bm25'"):
         run(replace(job, search="bm25", encoder=None, near_positive=0.9))
-    with pytest.raises(
-        ValueError,
-        match=r"candidates, of which Rank.*; use a smaller k or .* raise candidates=100 \(per retriever\)",
-    ):
+    with raises(ValueError, who="mine", got="Rank(start=50, stop=200)", fix="candidates=100"):
         run(replace(job, search="bm25", encoder=None, negatives="Rank(50, 200)", format="triplet"))
 
 

@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 
 import hardneg as hn
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, FileError, InUse
+from hardneg.core.errors import ArgumentError, DataChanged, FileError, InUse
 from hardneg.io.files import locked
 from hardneg.io.tables import read_table, read_vectors
 from hardneg.mining.encode import encoder_of_function
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from support.errors import raises
 from support.libraries import part_of_sentence_transformers
 from support.mining_jobs import expected, lines, make_job, make_rows, write_lines
 
@@ -68,30 +69,30 @@ def test_an_input_in_a_folder_of_outputs(job: MineOptions, tmp_path: Path) -> No
     folder.mkdir()
     (folder / "dataset_info.json").write_text("{}")
     corpus = write_lines(folder / "corpus.jsonl", make_rows()[1])
-    with pytest.raises(FileError, match=r"which contains the input .*corpus\.jsonl"):
+    with raises(FileError, who="mine", got="corpus.jsonl"):
         run(replace(job, corpus=corpus, out=str(folder), overwrite=True))
     held = Path(f"{job.out}.work") / "0.0-lists.0.0-000000.npz"
     held.parent.mkdir()
     np.savez(held, vectors=np.ones((60, 4), dtype=np.float32))
-    with pytest.raises(FileError, match=r"mined\.jsonl\.work, which contains the input"):
+    with raises(FileError, who="mine", path="mined.jsonl.work", got="the input"):
         run(replace(job, corpus_embeddings=str(held)))
 
 
 def test_files_of_others_are_replaced_only_with_overwrite(job: MineOptions) -> None:
     out, manifest = Path(job.out), Path(f"{job.out}.manifest.json")
     out.write_text("theirs")
-    with pytest.raises(FileError, match=r"mined\.jsonl, which something else has written; pass --overwrite"):
+    with raises(FileError, who="mine", path="mined.jsonl", got="which something else has written", fix="--overwrite"):
         run(job)
     assert out.read_text() == "theirs"
     run(replace(job, overwrite=True))
     run(job)  # its own
     assert [row["negative_ids"] for row in lines(out)] == expected()
     out.write_text(out.read_text() + out.read_text())
-    with pytest.raises(FileError, match="something else has written"):  # it was changed since
+    with raises(FileError, who="mine", got="which something else has written"):  # it was changed since
         run(job)
     out.unlink()
     manifest.write_text('{"precious": true}')
-    with pytest.raises(FileError, match=r"manifest\.json, which something else has written"):
+    with raises(FileError, who="mine", got="which something else has written"):
         run(job)
     assert manifest.read_text() == '{"precious": true}'
 
@@ -174,7 +175,7 @@ def test_empty_documents_need_no_vector(where: str, job: MineOptions, tmp_path: 
     corpus[3]["id"] = "no vector"
     if where == "file":
         lacking = replace(job, encoder=None, queries=paths["queries"], out=str(tmp_path / "o.jsonl"), **change)
-        with pytest.raises(ValueError, match="an embedding for each id of the corpus, got none for 'no vector'"):
+        with raises(ArgumentError, who="mine", got="'no vector'"):
             run(replace(lacking, corpus=write_lines(tmp_path / "c2.jsonl", corpus)))
 
 
@@ -297,7 +298,7 @@ def encode_files(paths: list[str]) -> np.ndarray:
 
 
 def test_one_process_at_a_time(job: MineOptions, tmp_path: Path) -> None:
-    with locked(tmp_path / ".mined.jsonl.lock", "mine"), pytest.raises(InUse, match=r"use another --out than"):
+    with locked(tmp_path / ".mined.jsonl.lock", "mine"), raises(InUse, who="mine", fix="--out"):
         run(job)
     assert not Path(job.out).exists()
     run(job)
@@ -324,7 +325,7 @@ def test_output_and_manifest_of_two_jobs(job: MineOptions, monkeypatch: pytest.M
         patched.setattr(os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             run(other)
-    with pytest.raises(ValueError, match="a mined file that matches its manifest"):
+    with raises(DataChanged, who="audit", what="its manifest"):
         hn.audit(mined=job.out)
     run(job)  # another job may come, too: the output is ours
     run(other)
@@ -364,7 +365,7 @@ def test_gzip_bombs(newline: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             file.write((b" " * 4095 + (newline or b" ")) * 256)  # 64 MiB in 64 KiB
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(packed.getvalue())
-    with pytest.raises(FileError, match=r"bomb\.jsonl\.gz, which unpacks to more than .* bytes; unpack it"):
+    with raises(FileError, who="mine", path="bomb.jsonl.gz", fix="unpack it"):
         read_table(path)
 
 
@@ -413,5 +414,5 @@ def test_the_cosine_of_far_numbers(scale: float) -> None:
 def test_zero_vectors_are_refused_by_row(tmp_path: Path) -> None:
     vectors = torch.randn(6, 4) * 1e-38
     vectors[4] = 0
-    with pytest.raises(ValueError, match="1 zero vectors in embeddings, first in row 4"):
+    with raises(ArgumentError, who="audit", got="1 zero vectors in embeddings, first in row 4"):
         hn.audit(vectors, "Uniform()", frontier=False)

@@ -22,6 +22,7 @@ from hardneg.mining.candidates import Finder
 from hardneg.mining.stages import _packed, _unpacked
 from hardneg.negatives import Negatives, keep
 from hardneg.search.exact import DocumentBlock
+from support.errors import raises
 
 Q, N, K = 23, 150, 7
 FACTORS = sorted(name for name, cls in hn.registered_negatives().items() if cls.__module__.startswith("hardneg."))
@@ -175,7 +176,7 @@ def test_an_edge_between_equal_scores_may_lie_between_any_two_rows(text: str, ro
 
 
 def test_whole_rows_in_shards_are_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match=r"BelowClosestDense needs whole rows.*log_weight") as caught:
+    with raises(ArgumentError, who="BelowClosestDense", what="log_weight(tile)") as caught:
         mined(BelowClosestDense(), corpus_block=16, shards=2)
     assert caught.value.who == "BelowClosestDense"
 
@@ -201,7 +202,7 @@ class BelowClosestOfBatch(Hidden):
 
 
 def test_what_a_batch_decides_is_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match="weights that do not depend on a batch") as caught:
+    with raises(ArgumentError, who="mine", got="BelowClosestOfBatch()") as caught:
         mined(BelowClosestOfBatch())
     assert "BelowClosestOfBatch" in str(caught.value.got)
 

@@ -9,9 +9,10 @@ import torch
 
 import hardneg as hn
 import support.brute_force as loops
-from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, forget_warnings
 from hardneg.core.schedules import linear
 from hardneg.negatives import ClippedTilt, Product
+from support.errors import raises, warns
 
 EVERYWHERE = [
     "Uniform()",
@@ -209,10 +210,10 @@ def test_threshold_of_the_mean_reads_back_and_refuses_other_words():
 
 def test_mask_after_rank_says_once_that_order_matters():
     forget_warnings()
-    with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters") as caught:
+    with warns("order", "OtherLabel") as caught:
         _ = [hn.Ring(0.0, 0.5) * hn.OtherLabel() for _ in range(3)]
     assert len(caught) == 1
-    with pytest.warns(HardnegWarning, match=r"Rank \* Threshold: the order matters"):
+    with warns("order"):
         hn.parse("Tilt(1.0) * Rank(0, 5) * Tilt(2.0) * Threshold(0.0)")
 
 
@@ -225,7 +226,7 @@ def test_no_warning_where_order_does_not_matter():
 
 def test_bracketed_products_warn_of_their_order_too():
     forget_warnings()
-    with pytest.warns(HardnegWarning, match=r"Ring \* OtherLabel: the order matters"):
+    with warns("order", "OtherLabel"):
         hn.Ring(0.0, 0.5) * (hn.OtherLabel() * hn.Tilt(1.0))
 
 
@@ -262,7 +263,7 @@ def test_wrong_numbers_are_refused_at_the_door(make, message):
 
 @pytest.mark.parametrize("wrong", ["1.0", [1.0], (1.0,), 1j, hn.Uniform()], ids=repr)
 def test_what_is_not_a_number_is_refused_at_the_door(wrong):
-    with pytest.raises(ValueError, match="Tilt needs a number, got beta="):
+    with raises(ArgumentError, who="Tilt", what="a number"):
         hn.Tilt(wrong)
 
 
@@ -285,7 +286,7 @@ def test_missing_tags_are_named(q, message):
 def test_labels_of_every_candidate_are_needed():
     z = torch.randn(4, 3)
     scores = hn.two_views(z, z, 0.5, labels=torch.arange(4), extra=torch.randn(2, 3))
-    with pytest.raises(ValueError, match="OtherLabel needs labels of every candidate, got None"):
+    with raises(ArgumentError, who="OtherLabel", what="every candidate", got="None"):
         hn.OtherLabel().log_weights(scores)
 
 
@@ -311,7 +312,7 @@ def test_a_guide_judges_by_another_model(text, name):
             limit = min(limit, lowest - q.relative * abs(lowest))
         expected = [valid and s <= limit for s, valid in zip(guide[1][i].tolist(), row.valid, strict=True)]
         assert (log_w[i] == 0).tolist() == expected
-    with pytest.raises(ValueError, match="BelowPositive needs a second model's similarities"):
+    with raises(ArgumentError, who="BelowPositive", got="by='guide' without a guide"):
         q.log_weights(case.scores)
 
 
@@ -350,7 +351,7 @@ def test_more_positives_and_blocks_beside_each_other():
 
 
 def test_a_parameter_beside_a_function_is_refused() -> None:
-    with pytest.raises(ValueError, match="no parameter with a function"):
+    with raises(ArgumentError, who="Hardening", got="parameter=2.0"):
         hn.Hardening(lambda score: 2.0 * score, 2.0)
 
 
@@ -368,7 +369,7 @@ def test_a_product_declares_what_its_factors_do():
     assert (hn.Tilt(1.0) * hn.Rank(0, 4)).shown(None) == 4
     nested = Product((ranked, hn.Tilt(1.0)))
     assert nested.factors == (*ranked.factors, hn.Tilt(1.0))
-    with pytest.raises(ArgumentError, match="Product needs a sweep"):
+    with raises(ArgumentError, who="Product", got="log_weight(tile)"):
         ranked.log_weight(None)
 
 

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from hardneg.cli.tables import show_comparison
-from hardneg.core.errors import ArgumentError, FileError
+from hardneg.core.errors import ArgumentError, Damaged, FileError
 from hardneg.reporting import write_report
+from support.errors import raises
 from support.html_page import Page
 from support.reports import ARMS, make_comparison, make_data, make_run, places, read
 
@@ -49,25 +50,25 @@ def test_text_is_escaped(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"report needs a run .* or a comparison"):
+    with raises(FileError, who="report", what="config.json"):
         write_report(tmp_path)
-    with pytest.raises(ValueError, match=r"report needs a run .* or a comparison"):
+    with raises(FileError, who="report", what="config.json", got="which is not there"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "comparison.json").write_text('{"rows": [')
-    with pytest.raises(ValueError, match=r"report: .*comparison.json is damaged"):
+    with raises(Damaged, who="report", path="comparison.json", what="JSON"):
         write_report(tmp_path)
     (tmp_path / "comparison.json").write_text('{"rows": []}')
-    with pytest.raises(ValueError, match="report needs a comparison with rows and values"):
+    with raises(FileError, who="report", what="and values"):
         write_report(tmp_path)
 
 
 def test_paths_that_are_no_runs_are_named(tmp_path: Path) -> None:
     make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
-    with pytest.raises(ValueError, match=r"got .*nowhere, which is not there"):
+    with raises(FileError, who="report", got="which is not there"):
         write_report([tmp_path / "run", tmp_path / "nowhere"])
     with pytest.raises(ValueError, match="distinct paths"):
         write_report([tmp_path / "run", tmp_path / "." / "run"])
-    with pytest.raises(ValueError, match="at least one run"):
+    with raises(ArgumentError, who="report", what="one run", got="none"):
         write_report([])
 
 

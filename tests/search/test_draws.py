@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import hardneg as hn
+from hardneg.core.errors import ArgumentError
+from support.errors import raises
 
 LOG_W = torch.tensor([0.3, hn.NEVER, -1.2, 1.5, 0.0, hn.NEVER, -2.0, 0.7], dtype=torch.float64)
 SUPPORT = [0, 2, 3, 4, 6, 7]
@@ -105,11 +107,11 @@ def test_the_ends_of_the_unit_interval_stay_in_the_support(uniform, monkeypatch)
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(ValueError, match="draw needs k of 1 or more, got k=0"):
+    with raises(ArgumentError, who="draw", got="k=0"):
         hn.draw(LOG_W[None], 0, seeded())
-    with pytest.raises(ValueError, match=r"draw needs method 'categorical' or 'gumbel', got method='top'"):
+    with raises(ArgumentError, who="draw", what="'categorical'", got="method='top'"):
         hn.draw(LOG_W[None], 1, seeded(), method="top")
-    with pytest.raises(ValueError, match=r"draw needs a torch.Generator, .* got generator=0"):
+    with raises(ArgumentError, who="draw", what="manual_seed(0)", got="generator=0"):
         hn.draw(LOG_W[None], 1, 0)
 
 

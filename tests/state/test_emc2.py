@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.losses.global_softmax import EMC2
 from hardneg.state.chain import Chain
 from hardneg.state.pools import Bank
+from support.errors import raises
 from support.vectors import make_unit_vectors
 
 ITEMS, TEMPERATURE = 480, 0.1
@@ -143,9 +145,9 @@ def test_algorithm_1_from_a_bank_or_not_at_all() -> None:
         states = loss.chain.state.view(20, 2)[:8]
         assert (states != ids[:, None]).all()
     assert (states >= 8).any()  # not only from the batch
-    with pytest.raises(ValueError, match=r"EMC2 needs embeddings of the data set .* remember=Bank"):
+    with raises(ArgumentError, who="EMC2", what="proposals='data", got="none", fix="remember=Bank"):
         EMC2(20, proposals="data set")(z1, z2, ids=ids)
-    with pytest.raises(ValueError, match="EMC2 needs proposals 'batch' or 'data set'"):
+    with raises(ArgumentError, who="EMC2", what="'data set'", got="proposals='all'"):
         EMC2(20, proposals="all")
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 import hardneg as hn
 from hardneg import papers
+from hardneg.core.errors import ArgumentError
 from hardneg.losses.global_softmax import SogCLR
 from hardneg.state.partition import Partition
+from support.errors import raises
 from support.vectors import make_unit_vectors
 
 
@@ -137,7 +139,7 @@ def test_half_precision_keeps_the_normalisers() -> None:
 
 
 def test_ids_are_needed_and_in_range() -> None:
-    with pytest.raises(ValueError, match="SogCLR needs the ids"):
+    with raises(ArgumentError, who="SogCLR", got="ids=None"):
         papers.sogclr(4)(*views(4))
-    with pytest.raises(ValueError, match="ids below num_instances=4"):
+    with raises(ArgumentError, who="Partition", what="num_instances=4", got="ids.max()=4"):
         papers.sogclr(4)(*views(4), ids=torch.arange(1, 5))

@@ -14,6 +14,7 @@ from hardneg import papers
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.state.pools import Bank, Queue
+from support.errors import raises
 from support.vectors import make_unit_vectors
 
 
@@ -185,18 +186,18 @@ def test_draws_come_from_seed_and_step() -> None:
 def test_ids_that_are_no_tensor_are_refused(ids: Any) -> None:
     bank = Bank(5, 4)
     bank.push(Keys(torch.eye(4), torch.arange(4)))
-    with pytest.raises(ArgumentError, match=r"Bank\.draw needs the ids of the rows as a tensor, got ids.*positions"):
+    with raises(ArgumentError, who="Bank.draw", what="a tensor"):
         bank.draw(ids, k=2)
 
 
 def test_errors_name_the_fix() -> None:
-    with pytest.raises(ValueError, match="ids below num_instances=5"):
+    with raises(ArgumentError, who="Bank.push", what="num_instances=5", got="ids.max()=5"):
         Bank(5, 3).push(rows(5))
-    with pytest.raises(ValueError, match=r"Bank\.push needs the ids"):
+    with raises(ArgumentError, who="Bank.push", got="ids=None"):
         Bank(5, 3).push(Keys(torch.ones(2, 3)))
     with pytest.raises(ValueError, match=r"vectors \[n, 3\]"):
         Queue(5, 3).push(torch.ones(2, 4))
-    with pytest.raises(ValueError, match="capacity of 1 or more"):
+    with raises(ArgumentError, who="Queue", got="capacity=0"):
         Queue(0, 3)
 
 

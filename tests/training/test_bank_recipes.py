@@ -32,6 +32,7 @@ from hardneg.training.recipes.local_aggregation import LocalAggregation
 from hardneg.training.recipes.negative_cache import NegativeCache
 from hardneg.training.records import final_of, has_collapsed
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.steps import assert_step, unit
 from support.texts import pair_table, text_file
 from support.training_runs import assert_same, everything, few_digits, interrupted, run, short
@@ -384,7 +385,7 @@ def test_a_cache_of_items_that_are_gone_is_refused() -> None:
     method, batch = made("negative-cache", cache=9)
     method.cache.ids[0] = SIZE
     method.begun = False  # as after a resume
-    with pytest.raises(DataChanged, match="a cache of the 20 images of the data, got position 20"):
+    with raises(DataChanged, who="train", what="20 images", got="position 20"):
         method.loss_of(method.encoder, batch)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import HardnegWarning, MissingExtra, forget_warnings
+from hardneg.core.errors import MissingExtra, forget_warnings
 from hardneg.training import boards
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
+from support.errors import raises, warns
 
 MODULE = "torch.utils.tensorboard"
 
@@ -98,7 +99,7 @@ def test_a_broken_tensorboard_is_named_and_stops_nothing(tmp_path: Path, monkeyp
             raise TypeError("Descriptors cannot be created directly")
 
     monkeypatch.setitem(sys.modules, MODULE, Broken(MODULE))
-    with pytest.warns(HardnegWarning, match="Descriptors cannot be created directly"):
+    with warns("tensorboard"):
         Run(tmp_path).log(step=20, loss=5.0)
     assert Run(tmp_path).metrics() == [{"step": 20, "loss": 5.0}]
 
@@ -157,7 +158,7 @@ def test_wandb_has_the_records_of_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 def test_wandb_that_is_wanted_and_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setenv("WANDB_PROJECT", "negatives")
-    with pytest.raises(ImportError, match=r"pip install 'hardneg\[wandb\]'"):
+    with raises(MissingExtra, who="WANDB_PROJECT, which is set,", fix="'hardneg[wandb]'"):
         Run(tmp_path).log(step=20, loss=5.0)
 
 

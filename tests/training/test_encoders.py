@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, MissingExtra
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.data.images import load
 from hardneg.training.encoders import (
@@ -21,6 +21,7 @@ from hardneg.training.encoders import (
     embed,
     has_batch_statistics,
 )
+from support.errors import raises
 from support.libraries import library
 
 
@@ -105,7 +106,7 @@ def test_any_module_is_an_encoder() -> None:
     encoder = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(encoder(x), encoder.features(x))
-    with pytest.raises(ValueError, match=r"returns \[b, 12\], got features=\(2, 10\)"):
+    with raises(ArgumentError, who="Encoder", what="12", got="features=(2, 10)"):
         Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
 
 
@@ -140,7 +141,7 @@ def test_torchvision_loses_its_classifier(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_missing_torchvision_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ImportError, match="pip install torchvision"):
+    with raises(MissingExtra, who="torchvision:resnet18", fix="install torchvision"):
         build_encoder("torchvision:resnet18", 3)
 
 
@@ -205,7 +206,7 @@ def test_a_model_of_a_library_for_images_of_another_size_is_named(monkeypatch: p
     encoder = build_encoder("timm:vit_tiny_patch16_224", 1, seed=0)
     images = load("digits", "test").images
     for module in (encoder, nn.Sequential(encoder)):  # some recipes have parts around it
-        with pytest.raises(ArgumentError, match=r"8 x 8 pixels.*vit_tiny_patch16_224.*--data folder:PATH@224"):
+        with raises(ArgumentError, who="--encoder", what="8 pixels", got="vit_tiny_patch", fix="--data"):
             check_embeds(module, images, TINY.plain)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, HardnegWarning, MissingExtra, forget_warnings
 from hardneg.io.embeddings import check_split, load_embeddings
 from hardneg.training.data.images import load
 from hardneg.training.evaluation import logistic
@@ -34,6 +34,7 @@ from hardneg.training.evaluation.logistic import (
     sklearn_predict,
 )
 from hardneg.training.evaluation.pairs import _drawn_of_kind, alignment, similarity_histograms, uniformity
+from support.errors import raises
 from support.training_runs import FEW_ROWS
 from support.vectors import save_embeddings
 
@@ -103,7 +104,7 @@ class TestNeighbours:
         assert knn_accuracy(x, y, x[:3], y[:3], k=12, temperature=0.005) == 1.0
 
     def test_wrong_k_is_reported(self, digits: Split) -> None:
-        with pytest.raises(ValueError, match="k of at least 1"):
+        with raises(ArgumentError, who="knn_predict", got="(k, temperature)=(0, 0.5)"):
             knn_accuracy(*digits, k=0)
 
 
@@ -194,7 +195,7 @@ class TestProbes:
 
     def test_without_sklearn_the_extra_is_named(self, digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-        with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
+        with raises(MissingExtra, who="sklearn_predict", fix="'hardneg[eval]'"):
             sklearn_probe(*digits)
 
 
@@ -205,7 +206,7 @@ class TestPairs:
         expected = sum(float((u - v).norm()) ** 3 for u, v in zip(*unit, strict=True)) / 20
         assert alignment(a, b, exponent=3.0) == pytest.approx(expected, rel=1e-5)
         assert alignment(a, 5 * a) == pytest.approx(0.0, abs=1e-12)
-        with pytest.raises(ValueError, match="a partner for each"):
+        with raises(ArgumentError, who="alignment", got="second=(5, 6)"):
             alignment(a, b[:5])
 
     def test_uniformity_is_wang_and_isolas(self) -> None:
@@ -265,7 +266,7 @@ class TestPairs:
             found = similarity_histograms(x, torch.arange(40), max_pairs=max_pairs)
             assert found.same.sum() == 0
             assert math.isnan(found.same_mean)
-        with pytest.raises(ValueError, match="at least 2 rows"):
+        with raises(ArgumentError, who="similarity_histograms", got="x=(1, 3)"):
             similarity_histograms(x[:1], torch.zeros(1, dtype=torch.int64))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, HardnegError
+from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile
 from hardneg.training.evaluation import logistic
 from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
@@ -25,6 +25,7 @@ from hardneg.training.evaluation.retrieval import (
 )
 from hardneg.training.evaluation.sts import Pair, evaluate_sts, read_sts, spearman, sts_figures
 from hardneg.training.evaluation.texts import text_encoder
+from support.errors import raises
 from support.graphs import graph_file
 from support.texts import text_file
 from support.training_runs import FEW_ROWS
@@ -198,7 +199,7 @@ class TestRetrieval:
         # The document "2" is its query; of the two others, neither shares a letter with it.
         assert found["recall@10"] == 1.0
         assert found["ndcg@10"] >= 0.5 + 0.5 / math.log2(3)
-        with pytest.raises(FileNotFoundError, match=r"a BEIR folder with qrels/dev\.tsv"):
+        with raises(NoFile, who="evaluate", what="with qrels/dev.tsv"):
             read_beir(tmp_path, "dev")
 
     def test_queries_without_a_relevant_document_are_left_out(self) -> None:
@@ -222,7 +223,7 @@ class TestRetrieval:
     def test_a_judgement_without_its_query_is_named(self, tmp_path: Path) -> None:
         write_beir(tmp_path)
         (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n9\td1\t1\n")
-        with pytest.raises(ValueError, match=r"a query for each judgement .* got none for '9'"):
+        with raises(ArgumentError, who="evaluate", got="none for '9' (1 missing in total)"):
             read_beir(tmp_path)
 
 
@@ -279,7 +280,7 @@ class TestClassification:
         found = read_classification(tmp_path / "cls.tsv")
         assert found["MR"] == TextTask((("a",),), ("0",), ("all",), skipped=1)
         assert found["MRPC"] == TextTask((("a", "b"),), ("1",), ("test",), skipped=0)
-        with pytest.raises(ValueError, match="at least two classes in MR"):
+        with raises(ArgumentError, who="evaluate", got="only the label '0'"):
             evaluate_classification(found, letters)
 
     def test_empty_texts_of_tasks_that_are_numbers_are_counted(self, tmp_path: Path) -> None:
@@ -294,9 +295,7 @@ class TestEncoders:
         path.write_text("\n".join(json.dumps({"text": t, "embedding": [len(t), 1.0]}) for t in ("a", "bb")))
         encoder = text_encoder(str(path))
         assert encoder.texts(["bb", "a", "bb"]).tolist() == [[2.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-        with pytest.raises(
-            ValueError, match=r"an embedding of every text .* got none for 'ccc' \(1 missing in total\)"
-        ):
+        with raises(ArgumentError, who="evaluate", what="vectors.jsonl", got="none for 'ccc' (1 missing in total)"):
             encoder.queries(["a", "ccc"])
 
     def test_sentence_transformers_and_transformers(self, tmp_path: Path) -> None:
@@ -324,7 +323,7 @@ class TestEncoders:
             text_encoder(name)
 
     def test_a_function_that_gives_something_else_is_named(self) -> None:
-        with pytest.raises(ValueError, match=r"vectors \[2, d\] for 2 texts, got shape \(1, 3\)"):
+        with raises(ArgumentError, who="The encoder", got="shape (1, 3)"):
             evaluate_sts([Pair("T", "", 1.0, "a", "b")], lambda texts: torch.ones(1, 3))
         with pytest.raises(ValueError, match="finite embeddings"):
             evaluate_sts([Pair("T", "", 1.0, "a", "b")], lambda texts: torch.full((2, 3), torch.nan))
@@ -371,7 +370,7 @@ def test_malformed_sts_files_are_reported(name: str, content: bytes, match: str,
 def test_a_score_for_each_pair(tmp_path: Path) -> None:
     (tmp_path / "STS.input.a.txt").write_text("a\tb\nc\td\n")
     (tmp_path / "STS.gs.a.txt").write_text("1\n")
-    with pytest.raises(HardnegError, match=r"STS\.gs\.a\.txt, which has 1 for 2 lines"):
+    with raises(FileError, who="evaluate", path="STS.gs.a.txt", got="which has 1 for 2 lines in STS.input.a.txt"):
         read_sts(tmp_path)
 
 

@@ -17,7 +17,7 @@ import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError, Damaged
+from hardneg.core.errors import ArgumentError, Damaged, NoFile
 from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.augmentation.transforms import from_transform
@@ -28,6 +28,7 @@ from hardneg.training.export import export, how_to_load, may_run_code, resnet_na
 from hardneg.training.options import RECIPES, CLIPOptions
 from hardneg.training.parts import splits
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.graphs import graph_file
 from support.libraries import library
 from support.texts import text_file, vector_file
@@ -108,9 +109,16 @@ class TestLoading:
 
     def test_what_is_not_there_is_named(self, data: str, tmp_path: Path, trained: Path) -> None:
         run("simclr", tmp_path / "run", short(data, epochs=1))
-        with pytest.raises(FileNotFoundError, match=r"the best checkpoint of a run, .* train with --monitor-every 1"):
+        with raises(
+            NoFile,
+            who="load_encoder",
+            path="checkpoint.best.pt",
+            what="a run",
+            got="which does not exist",
+            fix="--monitor-every",
+        ):
             hn.load_encoder(tmp_path / "run", "best")
-        with pytest.raises(ValueError, match="weights to be one of last, best"):
+        with raises(ArgumentError, who="load_encoder", got="'first'"):
             hn.load_encoder(trained, "first")
         with pytest.raises(ValueError, match=r"no config\.json"):
             hn.load_encoder(tmp_path)
@@ -133,7 +141,7 @@ class TestResNets:
         assert len([name for name in found if name.endswith("conv2.weight")]) == 16
 
     def test_group_normalisation_has_no_names_there(self) -> None:
-        with pytest.raises(ValueError, match="a ResNet with batch normalisation"):
+        with raises(ArgumentError, who="export", what="ResNet", got="one with group normalisation"):
             resnet_names(build_encoder("resnet18", 3, norm="group").backbone)  # type: ignore[arg-type]
 
     def test_auto_has_a_stem_of_imagenet_above_64_pixels(self) -> None:
@@ -173,11 +181,11 @@ def test_safetensors_have_all_weights_and_the_options(trained: Path, tmp_path: P
 
 
 def test_formats_that_do_not_fit_are_named(trained: Path) -> None:
-    with pytest.raises(ValueError, match="a ResNet, or an encoder of torchvision or timm, got tiny"):
+    with raises(ArgumentError, who="export", what="ResNet", got="tiny"):
         export(trained, "torchvision")
-    with pytest.raises(ValueError, match="an encoder of texts from st:PATH or hf:PATH"):
+    with raises(ArgumentError, who="export", what="or hf:PATH", got="tiny"):
         export(trained, "sentence-transformers")
-    with pytest.raises(ValueError, match="a format among torchvision, timm"):
+    with raises(ArgumentError, who="export", got="'onnx'"):
         export(trained, "onnx")
 
 
@@ -227,7 +235,7 @@ def test_model_folders_that_may_run_code_are_refused(
     assert may_run_code("st:folder") == refused
     for options in (RECIPES["simcse"](encoder="hf:folder"), CLIPOptions(text_encoder="hf:folder")):
         monkeypatch.setattr("hardneg.training.export.options_of", lambda run, options=options: options)
-        with pytest.raises(ValueError, match=r"runs no code, got the encoder hf:folder.*run_code=True"):
+        with raises(ArgumentError, who="load_encoder", what="no code", got="is built", fix="run_code=True"):
             hn.load_encoder(trained)
 
 
@@ -258,7 +266,7 @@ def test_encoders_of_two_parts_are_loaded(recipe: str, tmp_path: Path) -> None:
     if recipe == "cmc":
         encoder: Any = hn.load_encoder(tmp_path / "run")
         torch.testing.assert_close(encoder.features(splits(wanted).test.images), expected, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ArgumentError, match=r"got (gin|TwoTowers|Aspects); use --format safetensors"):
+    with raises(ArgumentError, who="export", fix="--format"):
         export(tmp_path / "run", "torchvision")
 
 
@@ -272,7 +280,7 @@ def test_an_encoder_of_texts_takes_texts(tmp_path: Path) -> None:
         encoder: Any = hn.load_encoder(tmp_path / recipe)
         torch.testing.assert_close(encoder.encode(texts), expected)
     for wrong in ("a text", []):
-        with pytest.raises(ArgumentError, match="a list of one or more texts"):
+        with raises(ArgumentError, who="encode", what="more texts"):
             encoder.encode(wrong)
 
 
@@ -305,13 +313,13 @@ class TestTransfer:
     def test_other_features_of_nodes_are_named(self, tmp_path: Path) -> None:
         data, other = graph_file(tmp_path / "a.npz", 32), graph_file(tmp_path / "b.npz", 32, features=5)
         run("graphcl", tmp_path / "run", {"data": data, "epochs": 1, "batch_size": 16, "dim": 8, "device": "cpu"})
-        with pytest.raises(ArgumentError, match="graphs with 3 node features, like the training data, got 5"):
+        with raises(ArgumentError, who="evaluate", got="5"):
             transfer(tmp_path / "run", other)
         assert transfer(tmp_path / "run", data)["svm"] == Run(tmp_path / "run").result()["svm"]  # type: ignore[index]
 
     def test_other_kinds_are_named(self, trained: Path, tmp_path: Path) -> None:
         (tmp_path / "lines.txt").write_text("a\nb\n")
-        with pytest.raises(ValueError, match="data of the kind that the run was trained on"):
+        with raises(ArgumentError, who="evaluate", what="trained on"):
             transfer(trained, f"text:{tmp_path / 'lines.txt'}")
 
 
@@ -334,7 +342,7 @@ class TestOwnEncoders:
 
     def test_of_a_file_are_trained_and_loaded(self, file: Path, data: str, tmp_path: Path) -> None:
         run("simclr", tmp_path / "run", short(data, epochs=1, encoder=f"{file}:build"))
-        with pytest.raises(ValueError, match="pass run_code=True if you trust it"):
+        with raises(ArgumentError, who="load_encoder", fix="run_code=True"):
             hn.load_encoder(tmp_path / "run")
         encoder: Any = hn.load_encoder(tmp_path / "run", run_code=True, normalise=False)
         assert encoder.feature_dim == 24
@@ -367,5 +375,5 @@ class TestOwnEncoders:
         images = torch.rand(2, 1, 32, 32)
         expected = model(pixel_values=images).pooler_output.flatten(1)
         torch.testing.assert_close(encoder.features(images), expected)
-        with pytest.raises(ValueError, match="a model for images of 3 channels"):
+        with raises(ArgumentError, who="--encoder", what="3 channels"):
             build_encoder(f"hf:{tmp_path / 'resnet'}", 3)

@@ -12,6 +12,7 @@ import torch
 from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.training.data.graph_files import graph_path, read_graphs, save_graphs
 from hardneg.training.data.packed import Graphs, degrees, from_geometric, pack, with_degrees
+from support.errors import raises
 from support.graphs import adjacency, random_graphs
 
 
@@ -125,7 +126,7 @@ def test_any_list_of_data_objects() -> None:
     graphs, labels = from_geometric(bare)
     assert labels is None
     assert graphs.x.argmax(1).tolist() == [1] * 4
-    with pytest.raises(ArgumentError, match="all graphs or in none"):
+    with raises(ArgumentError, who="Graphs", got="1 of 2 without"):
         from_geometric([items[0], bare[0]])
 
 
@@ -136,17 +137,17 @@ def test_data_of_torch_geometric() -> None:
 
 
 def test_bad_graphs_raise() -> None:
-    with pytest.raises(ArgumentError, match=r"edges between nodes .*\[0, 2\] in graph 1 with 2 nodes"):
+    with raises(ArgumentError, who="Graphs", got="the edge [0, 2] in graph 1 with 2 nodes"):
         pack([torch.ones(3, 1), torch.ones(2, 1)], [torch.tensor([[0], [2]]), torch.tensor([[0], [2]])])
-    with pytest.raises(ArgumentError, match="one graph or more"):
+    with raises(ArgumentError, who="Graphs", got="0 and 0 tensors"):
         from_geometric([])
-    with pytest.raises(ArgumentError, match="a node in each"):
+    with raises(ArgumentError, who="Graphs", got="sizes=[0]"):
         pack([torch.ones(0, 1)], [torch.zeros(2, 0, dtype=torch.int64)])
 
 
 def test_bad_files_raise(tmp_path: Path) -> None:
     (tmp_path / "NONE").mkdir()
-    with pytest.raises(NoFile, match=r"NAME_graph_indicator.txt, got .*NONE"):
+    with raises(NoFile, who="data", what="NAME_graph_indicator.txt", got="which has none"):
         graph_path(str(tmp_path / "NONE"))
     with pytest.raises(NoFile, match=r"tu-graphs/NONE\.npz"):
         read_graphs("NONE", tmp_path)
@@ -184,7 +185,7 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="nodes 1 to 5"):
         read_graphs(str(tmp_path / "a"))
     written(tmp_path / "b", **(TOY | {"graph_indicator": "1\n2\n1\n2\n2\n"}))
-    with pytest.raises(FileError, match="order of their graphs"):
+    with raises(FileError, who="data", what="their graphs", got="which has another order"):
         read_graphs(str(tmp_path / "b"))
     written(tmp_path / "c", **(TOY | {"A": "one, two\n"}))
     with pytest.raises(FileError, match="numbers"):
@@ -202,5 +203,5 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=message):
             read_graphs(str(tmp_path / f"e{number}"))
     written(tmp_path / "d", graph_indicator="1\n1\n")
-    with pytest.raises(FileError, match="two nodes per line"):
+    with raises(FileError, who="data", what="per line", got="which does not exist"):
         read_graphs(str(tmp_path / "d"))

@@ -24,6 +24,7 @@ from hardneg.training.evaluation.svm import svm_correct
 from hardneg.training.options import GraphCLOptions
 from hardneg.training.records import has_collapsed
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.graphs import graph_file, random_graphs
 from support.html_page import Page
 from support.training_runs import run
@@ -71,7 +72,7 @@ def test_the_fingerprint_is_of_nodes_edges_and_labels() -> None:
     part = data.take(torch.tensor([4, 1]))
     assert part.graphs.num_nodes.tolist() == graphs.num_nodes[[4, 1]].tolist()
     assert part.ids.tolist() == [4, 1]
-    with pytest.raises(ArgumentError, match="one id for each of 6 graphs"):
+    with raises(ArgumentError, who="GraphData 'short'", got="5 ids"):
         GraphData(graphs, None, torch.arange(5), "short")
 
 
@@ -111,11 +112,11 @@ def test_a_validation_split_is_a_part_of_the_graphs(file: str) -> None:
 
 
 def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"--monitor knn does not read,.*@0/10, or --monitor retrieval"):
+    with raises(ArgumentError, who="train", what="--monitor", got="--data", fix="--monitor"):
         run("graphcl", tmp_path / "run", short(file, monitor_every=1))
     run("graphcl", tmp_path / "other", short(file, monitor_every=1, monitor="retrieval"))
     tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
-    with pytest.raises(ArgumentError, match=r"a test split that --tune does not use.*@0/10"):
+    with raises(ArgumentError, who="compare", what="--tune", got="--data", fix="--data"):
         compare(tuned, tmp_path / "out", show=lambda line: None)
 
 

@@ -15,6 +15,7 @@ from hardneg.reporting import write_report
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.runs import Run
 from support.comparisons import here
+from support.errors import raises
 from support.html_page import Page
 from support.training_runs import assert_same, interrupted, run
 from support.training_runs import everything as all_of
@@ -89,17 +90,17 @@ def test_a_kind_is_compared_and_reported_with_and_without_labels(
 
 
 def test_bad_names_are_reported_before_anything_is_read(rings: str, tmp_path: Path) -> None:
-    with pytest.raises(NoFile, match="a Python file that exists"):
+    with raises(NoFile, who="data", what="that exists"):
         kind_of(f"{tmp_path}/none.py:rings:3")
     with pytest.raises(UnknownName, match="Known: digits"):
         kind_of("ring:3")
-    with pytest.raises(ArgumentError, match="not run for names read from a file"):
+    with raises(ArgumentError, who="data", got="a file"):
         kind_of(rings, may_run=False)
     kind_of(rings)
     assert kind_of(rings, may_run=False).noun == "point"
     for wrong in ({"augment": "cifar"}, {"encoder": "tiny"}):
-        with pytest.raises(ArgumentError, match="the only choice for points"):
+        with raises(ArgumentError, who="train", what="for points"):
             run("simclr", tmp_path / "run", short(rings, **wrong))
-    with pytest.raises(ArgumentError, match="whose views are fixed"):
+    with raises(ArgumentError, who="train", what="are fixed", got="views"):
         run("simclr", tmp_path / "run", short(rings), views=lambda *parts: parts)
     assert not (tmp_path / "run").exists()

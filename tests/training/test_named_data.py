@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from hardneg.core.errors import UnknownName
+from hardneg.core.errors import ArgumentError, MissingExtra, UnknownName
 from hardneg.training.data.images import check_name, load
 from hardneg.training.data.named import NAMED, default_root
+from support.errors import raises
 from support.image_folders import random_images
 
 DATA = Path(os.environ.get("HARDNEG_DATA", "no data"))
@@ -43,7 +44,7 @@ class TestNamed:
 
     def test_digits_without_sklearn_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sklearn", None)
-        with pytest.raises(ImportError, match=r"pip install 'hardneg\[eval\]'"):
+        with raises(MissingExtra, who="digits", fix="'hardneg[eval]'"):
             load("digits")
 
     def test_unknown_names_and_splits_are_reported(self) -> None:
@@ -79,7 +80,7 @@ class TestNamed:
         write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(6, np.uint8), False)
         path = tmp_path / "t10k-images-idx3-ubyte"
         path.write_bytes(path.read_bytes()[:-5])
-        with pytest.raises(ValueError, match="complete IDX file"):
+        with raises(ArgumentError, who="data", what="IDX file"):
             load("fashion-mnist", "test", tmp_path)
 
     @pytest.mark.parametrize("packed", [True, False])

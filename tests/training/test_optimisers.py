@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hardneg.comparing.arms import parse_arm
-from hardneg.core.errors import HardnegWarning, forget_warnings
+from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.reporting import write_report
 from hardneg.training.loop import Loop
 from hardneg.training.optimisers import SGD, Adam, AdamW, read_optimiser, read_rate
 from hardneg.training.runs import Run
+from support.errors import raises, warns
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -113,7 +114,7 @@ def test_stopped_in_mid_epoch_and_resumed_to_the_last_bit(
 ) -> None:
     forget_warnings()
     options = short(data, epochs=3, **options)
-    accumulated = pytest.warns(HardnegWarning, match="each batch still has the negatives of 32 items")
+    accumulated = warns("training.accumulate", "32")
     with accumulated if "accumulate" in options else pytest.MonkeyPatch.context():
         run("simclr", tmp_path / "whole", options)
     for stop in (2, STEPS + 3, 2 * STEPS + 4):
@@ -203,10 +204,10 @@ def test_the_monitor_is_recorded_and_keeps_the_best(data: str, tmp_path: Path) -
 def test_a_monitor_that_cannot_look_is_named_before_training(data: str, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(f"line {i}" for i in range(64)))
     options = {"data": f"text:{tmp_path / 'lines.txt'}", "batch_size": 16, "epochs": 1, "device": "cpu"}
-    with pytest.raises(ValueError, match="--monitor knn needs labels"):
+    with raises(ArgumentError, who="--monitor knn", what="labels"):
         run("simcse", tmp_path / "run", {**options, "monitor_every": 1})
     (tmp_path / "sts.tsv").write_text("split\tscore\tsentence1\tsentence2\ndev\t1\ta\tb\n")
-    with pytest.raises(ValueError, match="--monitor sts needs data of texts, got images"):
+    with raises(ArgumentError, who="--monitor sts", what="of texts", got="images"):
         run("simclr", tmp_path / "run", short(data, monitor=f"sts('{tmp_path / 'sts.tsv'}')", monitor_every=1))
 
 

@@ -14,6 +14,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from support.errors import raises
+
 
 def blobs(n: int = 60, classes: int = 3, spread: float = 1.5) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +63,7 @@ def test_small_classes_have_fewer_folds_and_too_small_ones_raise() -> None:
     x, y = blobs(12, 3)
     assert 0.0 <= svm_accuracy(x, y)["mean"] <= 1.0  # four folds
     assert svm_correct(x, torch.tensor([0] * 10 + [1] * 2)).shape == (12,)  # of two rows one is left to fit
-    with pytest.raises(ArgumentError, match="two rows each"):
+    with raises(ArgumentError, who="svm", got="rows by class {0: 11, 1: 1}"):
         svm_accuracy(x, torch.tensor([0] * 11 + [1]))
     with pytest.raises(ArgumentError, match="two classes"):
         svm_accuracy(x, torch.zeros(12, dtype=torch.int64))

@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError, Damaged, InUse, NotWritten, UnknownName
+from hardneg.core.errors import ArgumentError, Damaged, FileError, InUse, NotWritten, UnknownName
 from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
 from hardneg.training.loop import Loop
 from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.forks import CONTEXT
 from support.training_runs import assert_same, everything, few_digits, run, short, stop_after
 
@@ -136,7 +137,7 @@ def write_images(folder: Path, sizes: dict[str, tuple[int, int]], each: int = 24
 
 def test_images_of_unequal_sizes_name_two_of_them_and_the_fix_works(tmp_path: Path) -> None:
     name = write_images(tmp_path / "photos", {"cat": (8, 8), "dog": (9, 12)})
-    with pytest.raises(ValueError, match=r"one size, got \(8, 8\) in .*cat.* and \(9, 12\) in .*dog.*folder:PATH@64"):
+    with raises(ArgumentError, who="data", got="(9, 12)", fix="size=64"):
         run("simclr", tmp_path / "run", short(name))
     # The directory of a run that failed at the door is free for the next try.
     result = run("simclr", tmp_path / "run", short(f"{name}@8", epochs=1))
@@ -146,7 +147,7 @@ def test_images_of_unequal_sizes_name_two_of_them_and_the_fix_works(tmp_path: Pa
 
 def test_ids_that_are_repeated_are_counted() -> None:
     images, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1, 1])
-    with pytest.raises(ValueError, match="needs distinct ids, got 1 repeated"):
+    with raises(ArgumentError, who="ImageData 'mine'", got="1 repeated"):
         ImageData(images, labels, torch.tensor([0, 1, 2, 2]), "mine", ("a", "b"))
 
 
@@ -215,7 +216,7 @@ def test_options_that_cannot_be_name_themselves(
 
 @pytest.mark.parametrize("options", [SimCLROptions(epochs=1), {"epochs": 1}])
 def test_options_of_another_recipe_are_refused(options: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"MoCoOptions for moco, got .*; use RECIPES\['moco'\]"):
+    with raises(ArgumentError, who="train", what="MoCoOptions", fix="'moco'"):
         run_recipe("moco", options, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -228,10 +229,10 @@ def test_a_batch_of_all_images_is_allowed(data: str, tmp_path: Path) -> None:
 
 def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) -> None:
     same = Comparison(("simclr()", "simclr(temperature=0.5)"), 2, short(data))
-    with pytest.raises(ValueError, match="distinct arms, got the same options"):
+    with raises(ArgumentError, who="compare", what="distinct arms", got="same options"):
         compare(same, tmp_path)
     tuned = Comparison(("simclr()", "hcl()"), 2, short(data), ("queue", (64.0,)))
-    with pytest.raises(ValueError, match=r"--tune: 'queue' is not known. .*Known in simclr: data"):
+    with raises(UnknownName, name="queue"):
         compare(tuned, tmp_path)
     assert not (tmp_path / "runs").exists()
 
@@ -273,7 +274,7 @@ def test_a_damaged_checkpoint_is_named_and_kept(damage: str, data: str, begun: P
     else:
         file.write_bytes({"empty": b"", "half": good[: len(good) // 2], "noise": noise(1000).tobytes()}[damage])
     before = content(begun)
-    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged .*restore a copy, or del"):
+    with raises(Damaged, who="train", path="checkpoint.pt", got="the checksum at its end is missing"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 
@@ -307,14 +308,14 @@ def test_damaged_metrics_are_named_but_half_a_last_line_is_not(whole: Path, tmp_
     file.write_text(file.read_text() + '{"step": 99, "lo')
     assert Run(tmp_path / "run").metrics() == good
     file.write_text("{not json}\n" + file.read_text())
-    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged; restore a copy"):
+    with raises(Damaged, who="train", path="metrics.jsonl", fix="a copy"):
         Run(tmp_path / "run").metrics()
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(data: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=r"--out needs a folder, got .*, which is a file"):
+        with raises(FileError, who="--out", what="a folder", got="which is a file or lies below one"):
             run("simclr", out, options_of(data))
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -365,7 +366,7 @@ def test_a_run_in_use_is_left_alone(data: str, begun: Path, monkeypatch: pytest.
     exclusive = Run.exclusive
     monkeypatch.setattr(Run, "exclusive", lambda self: exclusive(self, patience=0.1))
     before = content(begun)
-    with Run(begun).exclusive(), pytest.raises(InUse, match="in use by another process; wait for it, or use another"):
+    with Run(begun).exclusive(), raises(InUse, who="train", fix="use another"):
         run("simclr", begun, options_of(data), resume=True)
     assert content(begun) == before
 

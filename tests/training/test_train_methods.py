@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hardneg.core.errors import FileError
 from hardneg.core.options import option
 from hardneg.core.schedules import linear
 from hardneg.training.loop import train
 from hardneg.training.options import SimCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.training_runs import assert_same, everything, options_of, run, stop_after
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -44,7 +46,7 @@ def test_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monkeypatch:
     assert resumed["final"] == expected["final"]
     assert_same(everything(tmp_path / "stopped"), everything(tmp_path / "whole"))
     other = MyOptions(**options_of(data, epochs=2), margin=0.2)
-    with pytest.raises(ValueError, match=r"other options \(margin: 0.1 -> 0.2\)"):
+    with raises(FileError, who="train", got="-> 0.2"):
         train("mine", MyMethod, other, tmp_path / "stopped", quiet=True, resume=True)
 
 

@@ -18,6 +18,7 @@ from hardneg.training.data.images import ImageData, load
 from hardneg.training.data_record import fingerprint
 from hardneg.training.recipes.__main__ import main
 from hardneg.training.runs import DATA_CHANGED, DIVERGED, NO_MEMORY, NO_ROOM, REFUSED, Run
+from support.errors import raises
 from support.training_runs import few_digits, options_of, run, stop_after
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -133,7 +134,7 @@ def test_a_run_of_a_method_with_a_state_for_each_image_needs_as_many(own_data: P
     (tmp_path / "run" / "result.json").unlink()
     arrays = arrays_of(own_data)
     change(own_data, images=arrays["images"][:-1], labels=arrays["labels"][:-1])
-    with pytest.raises(DataChanged, match="a method whose state fits its checkpoint"):
+    with raises(DataChanged, who="train", what="its checkpoint"):
         run("sogclr", tmp_path / "run", options, resume=True, allow_other_data=True)
 
 

@@ -16,10 +16,11 @@ from hardneg.batching.planners import base
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
-from hardneg.core.errors import HardnegWarning
+from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
 from hardneg.training.options import RECIPES
 from hardneg.training.refreshing import PlanRefresher
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.training_runs import STEPS, few_digits, interrupted, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -136,15 +137,13 @@ def test_vectors_are_hashed_once_for_all_pieces_of_a_plan(monkeypatch: pytest.Mo
 
 
 def test_batches_refuse_a_schedule_that_nobody_would_move() -> None:
-    with pytest.raises(
-        ValueError, match=r"batches needs a schedule of the epochs, such as linear\(0.2, 0.05\), got rest"
-    ):
+    with raises(ArgumentError, who="batches", what="linear(0.2, 0.05)", got="restart=adaptive(0.2, 0.05)"):
         parse_batches("proximity(restart=adaptive(0.2, 0.05))")
 
 
 def test_half_precision_that_a_cpu_does_not_have_is_refused(tmp_path: Path) -> None:
     options = short(few_digits(tmp_path / "digits.npz"), precision="fp16")
-    with pytest.raises(ValueError, match="train needs --precision bf16 or no on a CPU"):
+    with raises(ArgumentError, who="train", what="--precision", got="precision='fp16'"):
         run("simclr", tmp_path / "run", options)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -157,9 +156,9 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     begun.log(step=1, loss=1.0)
     usual = RECIPES["simclr"]().as_dict()
     assert Run.open(tmp_path, "simclr", now, True, usual) == begun
-    with pytest.raises(ValueError, match=r"started with other options \(save_every: 1 -> 2\)"):
+    with raises(FileError, who="train", got="save_every"):
         Run.open(tmp_path, "simclr", now | {"save_every": 2}, True, usual)
-    with pytest.raises(ValueError, match=r"started with other options \(epochs: 3 -> 4\)"):
+    with raises(FileError, who="train", got="-> 4"):
         Run.open(tmp_path, "simclr", now | {"epochs": 4}, True, usual)
 
 

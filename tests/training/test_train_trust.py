@@ -17,6 +17,7 @@ from hardneg.core.errors import Damaged, FileError, HardnegWarning
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.checkpoints import NEWEST, PREVIOUS
 from hardneg.training.runs import Run
+from support.errors import raises, warns
 from support.training_runs import assert_same, everything, options_of, run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -138,7 +139,7 @@ def test_lost_records_are_damage(
 
 def test_a_run_whose_records_were_deleted_resumes_with_a_warning(data: str, begun: Path, whole: Path) -> None:
     Run(begun).metrics_path.unlink()
-    with pytest.warns(HardnegWarning, match="metrics.jsonl is missing"):
+    with warns("lost records", "metrics.jsonl"):
         run("simclr", begun, options_of(data), resume=True)
     assert 0 < len(Run(begun).metrics()) < len(Run(whole).metrics())
 
@@ -156,7 +157,7 @@ def test_a_run_whose_records_were_deleted_resumes_with_a_warning(data: str, begu
 )
 def test_a_config_of_another_shape_is_refused_by_name(change: dict[str, Any], data: str, begun: Path) -> None:
     (begun / "config.json").write_text(json.dumps(Run(begun).config() | change))
-    with pytest.raises(Damaged, match="it lacks the recipe, its options or the description"):
+    with raises(Damaged, who="train", what="the description", got="the description"):
         run("simclr", begun, options_of(data), resume=True)
 
 

@@ -16,6 +16,7 @@ from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.views import as_augmentation, check_plain, described
 from hardneg.training.data.images import load
 from hardneg.training.runs import Run
+from support.errors import raises
 from support.training_runs import few_digits, run, short
 
 
@@ -142,7 +143,7 @@ def test_modules_in_a_sequence_and_kornia() -> None:
 )
 def test_a_run_stops_where_evaluation_would_see_other_images(views: Any, tmp_path: Path) -> None:
     data = few_digits(tmp_path / "digits.npz")
-    with pytest.raises(ArgumentError, match="evaluation images with the scale and size") as raised:
+    with raises(ArgumentError, who="train", what="and size") as raised:
         run("simclr", tmp_path / "run", short(data), views=views)
     assert "plain" in (raised.value.fix or "")
     assert not Run(tmp_path / "run").has_results()
@@ -169,7 +170,7 @@ def test_steps_that_need_the_random_ones_before_them_ask_for_plain() -> None:
         return image[:, top : top + 6, :6]
 
     augment = from_transform(Compose(cropped, needs_square))
-    with pytest.raises(ArgumentError, match=r"ValueError from needs_square .*plain="):
+    with raises(ArgumentError, who="from_transform", got="needs_square"):
         augment.plain(load("digits", "test").images)
 
 
