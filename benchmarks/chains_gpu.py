@@ -22,7 +22,7 @@ from hardneg.core.scoring import two_views
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
 from hardneg.kernels.cuda_graphs import capture
-from hardneg.losses.replayed import Replayed
+from hardneg.losses.global_softmax import Replayed
 from hardneg.state.chain import Chain
 
 DEVICE = torch.device("cuda")

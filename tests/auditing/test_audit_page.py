@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hardneg as hn
-from hardneg.auditing.mined import audit_mined
+from hardneg.auditing.files import audit_mined
 from hardneg.auditing.options import AuditOptions
 from hardneg.auditing.page import audit_page
 from support.html_page import Page

@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 from hardneg.auditing import Audit, audit
 from hardneg.auditing.options import Settings
 from hardneg.auditing.prepare import make_audited_pairs
+from hardneg.auditing.rules import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.auditing.sampling import audit_chunks, sample_anchors
-from hardneg.auditing.suggest import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.core.types import Keys
 from hardneg.mining.miner import mine
 from hardneg.mining.options import MineOptions

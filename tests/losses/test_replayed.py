@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hardneg as hn
-from hardneg.losses import replayed
-from hardneg.losses.replayed import Replayed
+from hardneg.losses import global_softmax
+from hardneg.losses.global_softmax import Replayed
 from hardneg.state import stateful
 from support.recorded import Recorded, recorder
 from support.vectors import make_unit_vectors
@@ -53,8 +53,8 @@ def test_replays_are_the_steps_themselves(name: str, monkeypatch: pytest.MonkeyP
     plain, graphs = LOSSES[name](), list[Recorded]()
     loss = copy.deepcopy(plain)
     monkeypatch.setattr(stateful, "check_ids", lambda who, ids, num_instances: ids)  # on a GPU not in a graph
-    monkeypatch.setattr(replayed, "DEVICE", "cpu")
-    monkeypatch.setattr(replayed, "capture", recorder(list(loss.buffers()), graphs))
+    monkeypatch.setattr(global_softmax, "DEVICE", "cpu")
+    monkeypatch.setattr(global_softmax, "capture", recorder(list(loss.buffers()), graphs))
     assert_same_steps(plain, loss, Replayed(loss))
     (graph,) = graphs
     assert graph.waits == []
@@ -65,8 +65,8 @@ def test_replays_are_the_steps_themselves(name: str, monkeypatch: pytest.MonkeyP
 def test_what_is_not_replayed_checks_the_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU ``checked`` looks at calls 1, 2, 4, 8 ... only, and a replay is no call: call 16 would be its sixth."""
     loss = LOSSES[name]()
-    monkeypatch.setattr(replayed, "DEVICE", "cpu")
-    monkeypatch.setattr(replayed, "capture", recorder(list(loss.buffers()), []))
+    monkeypatch.setattr(global_softmax, "DEVICE", "cpu")
+    monkeypatch.setattr(global_softmax, "capture", recorder(list(loss.buffers()), []))
     step = Replayed(loss)
     for number in range(16):
         step(*batch(number))
@@ -84,8 +84,8 @@ def test_replays_of_cuda_graphs_are_the_steps_themselves(name: str) -> None:
 
 
 def test_batches_of_two_shapes_and_buffers_that_move_have_steps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "DEVICE", "cpu")
-    monkeypatch.setattr(replayed, "capture", lambda work, device: None)
+    monkeypatch.setattr(global_softmax, "DEVICE", "cpu")
+    monkeypatch.setattr(global_softmax, "capture", lambda work, device: None)
     loss, plain = hn.SogCLR(NUM), hn.SogCLR(NUM)
     step = Replayed(loss)
     for number, rows in enumerate((6, 4, 6, 4, 6)):
@@ -96,7 +96,7 @@ def test_batches_of_two_shapes_and_buffers_that_move_have_steps_of_their_own(mon
 
 
 def test_without_a_gradient_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "DEVICE", "cpu")
+    monkeypatch.setattr(global_softmax, "DEVICE", "cpu")
     step = Replayed(hn.SogCLR(NUM))
     with torch.no_grad():
         assert not step(*batch(0)).requires_grad

@@ -23,8 +23,7 @@ from hardneg.training.augmentation.augment import TINY
 from hardneg.training.augmentation.transforms import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
-from hardneg.training.evaluation.transfer import transfer
-from hardneg.training.export import export, how_to_load, may_run_code, resnet_names
+from hardneg.training.export import export, how_to_load, may_run_code, resnet_names, transfer
 from hardneg.training.options import RECIPES, CLIPOptions
 from hardneg.training.parts import splits
 from hardneg.training.runs import Run

@@ -27,8 +27,7 @@ from hardneg.training.data.text_pairs import TextPairs
 from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
-from hardneg.training.evaluation.transfer import transfer
-from hardneg.training.export import load_encoder
+from hardneg.training.export import load_encoder, transfer
 from hardneg.training.method import Batch, Method
 from hardneg.training.options import RECIPES
 from hardneg.training.parts import splits

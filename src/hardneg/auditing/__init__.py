@@ -3,9 +3,9 @@
 ``hardneg.core.diagnose`` measures one batch of scores in memory; an audit measures a whole data set, from tensors
 (``entry.audit``) or from files (``files.audit_files``, which is `hardneg audit`).
 
-Reading order: ``options`` and ``rules`` (the request), ``prepare`` and ``audited_pairs`` (checked input),
-``sampling`` and ``measure`` (the figures), ``suggest`` (the grid search), ``result`` (the figures as data),
-``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``findings`` and ``mined``.
+Reading order: ``options`` and ``rules`` (the request, and the grid search for it), ``prepare`` and ``audited_pairs``
+(checked input), ``sampling`` and ``measure`` (the figures), ``result`` (the figures as data), ``terminal`` and ``page``
+(the figures as text). Mined files have ``lists`` and ``findings``.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ Hubness is n * P(two different anchors draw the same negative) = n * (|m|^2 - su
 the mass of each item over A anchors and q_i the distribution of anchor i. It is unbiased for any number of anchors,
 unlike the mass of single items.
 
-``sampling.measure_rules`` makes one ``AuditChunk`` for all rules and one ``RuleTally`` for each.
+A ``NamedRule`` turns scores into log-weights. ``sampling.measure_rules`` makes one ``AuditChunk`` for all rules and
+one ``RuleTally`` for each.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,15 +21,54 @@ from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs, ComparedAnchors
 from hardneg.auditing.result import Hub, RuleFigures
-from hardneg.auditing.rules import NamedRule
 from hardneg.core.diagnose import diagnose
 from hardneg.core.objectives import debiased, log_expect_exp
-from hardneg.core.types import NEVER, Scores
+from hardneg.core.types import NEVER, LogWeights, Scores
+from hardneg.negatives import Negatives
 
 NUM_HUBS = 10
 EVEN_SHARE = 0.1  # share of the uniform probability from which an item counts as some anchor's negative
 _piece = 2048  # columns that are summed in float32
 _quantities = ("similarity", "false", "judged", "near", "effective", "attracted", "temperature", "clamped")
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRule:
+    """A distribution, or mined lists, under the name that it has in the result.
+
+    Attributes:
+        name: Name of the row in the result, usually the expression.
+        kind: ``"given"``, ``"default"``, ``"suggested"`` or ``"mined"``.
+        negatives: The distribution; None for mined lists.
+        listed: Mined lists as rows of the candidates, -1 where a list is shorter; None for a distribution.
+    """
+
+    name: str
+    kind: str
+    negatives: Negatives | None = None
+    listed: Annotated[Tensor, "a k"] | None = None
+
+    def reads(self, judges: Sequence[str]) -> bool:
+        """Whether a factor of the rule uses the data by which false negatives are known."""
+        known_by = {"labels": ["labels"], "clusters": ["groups"], "ids": ["judgements", "held-out judgements"]}
+        reads = () if self.negatives is None else self.negatives.reads()
+        return any(judge in judges for what in reads for judge in known_by.get(what, ()))
+
+    def log_weights(self, scores: Scores, anchors: Annotated[Tensor, "b"]) -> LogWeights:
+        """Return the log-weights [b, n] of the candidates under this rule.
+
+        Args:
+            scores: Scores of these anchors against all candidates.
+            anchors: Rows of the anchors, which choose the mined lists.
+        """
+        if self.negatives is not None:
+            return self.negatives.log_weights(scores)
+        assert self.listed is not None
+        rows = self.listed[anchors.to(self.listed.device)].to(scores.candidates.device)
+        count = torch.zeros_like(scores.candidates).scatter_add_(
+            1, rows.clamp(min=0), (rows >= 0).to(scores.candidates)
+        )
+        return torch.where(count > 0, count.log(), NEVER)  # a row that is listed twice counts twice
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.lists import Lists
-from hardneg.auditing.measure import AuditChunk, RuleTally
+from hardneg.auditing.measure import AuditChunk, NamedRule, RuleTally
 from hardneg.auditing.options import Settings
 from hardneg.auditing.result import Audit, Counted, RuleFigures, Sample, Similarities, Suggestion, with_frontier
-from hardneg.auditing.rules import NamedRule, check_rules, default_rules, thresholds
-from hardneg.auditing.suggest import GridSearch, suggestions
+from hardneg.auditing.rules import GridSearch, check_rules, default_rules, suggestions, thresholds
 from hardneg.core.errors import ArgumentError, spelled, warn_once
 from hardneg.mining.alignment import Alignment, alignment_of, sentence
 from hardneg.mining.pairs import as_pairs

@@ -32,7 +32,7 @@ def evaluate_and_show(options: EvaluateOptions) -> None:
     with_texts = bool(options.sts or options.beir or options.classification)
     _check_combination(options, with_texts)
     if options.on:
-        from hardneg.training.evaluation.transfer import transfer
+        from hardneg.training.export import transfer
 
         found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
     elif with_texts:

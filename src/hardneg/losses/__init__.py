@@ -3,7 +3,7 @@
 ``contrastive`` is the main loss: any distribution of negatives, objective and backend. Losses with state of their own
 are ``global_softmax`` (SogCLR, EMC2), ``bank`` (instance discrimination, CMC) and ``individual`` (a temperature per
 instance); ``neighbours`` adds close candidates to the positives. ``grad_cache`` encodes batches that are larger than
-memory, ``replayed`` runs a loss with state as a CUDA graph, and ``paper`` is the registry behind ``hardneg.papers``.
+memory, and ``paper`` is the registry behind ``hardneg.papers``.
 """
 
 from hardneg.losses.bank import CMC as CMC

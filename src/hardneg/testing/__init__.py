@@ -3,8 +3,8 @@
     from hardneg.testing import check_negatives
     check_negatives(MyNegatives)
 
-``rules`` has one function per check, ``mining`` the one that needs the miner, and ``examples`` the scores and pairings
-to try a distribution on, which are useful in tests of your own too.
+``rules`` has one function per check, and ``examples`` the scores and pairings to try a distribution on, which are
+useful in tests of your own too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The encoder of a run for use elsewhere: ``load_encoder``, and files in the formats of other libraries.
+"""The encoder of a run for use elsewhere: in Python, on other data, or in files for other libraries.
 
 torchvision            a state dict for torchvision's ResNet with ``fc = Identity()``
 timm                   a state dict for ``timm.create_model(name, num_classes=0)``
 sentence-transformers  a folder for ``SentenceTransformer(path)``, for encoders from st: or hf:
 safetensors            the weights of backbone and head under our names, with the options of the run
 
-``hardneg export`` calls ``export`` and prints ``how_to_load``; ``hardneg evaluate`` and ``transfer`` call
-``load_encoder``. ``FORMATS`` at the end maps each format to its writer.
+``load_encoder`` is the entry point from Python. ``hardneg export`` calls ``export`` and prints ``how_to_load``;
+``hardneg evaluate --on`` calls ``transfer``. ``FORMATS`` maps each format to its writer.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
+from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error, optional
 from hardneg.io.files import write_atomically, write_json
 from hardneg.io.functions import names_a_file
 from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
-from hardneg.training.data.items import Items
+from hardneg.training.data.items import Items, Splits
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.encoders import ResNetBackbone
+from hardneg.training.encoders import Represent, ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
@@ -327,3 +327,42 @@ def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     raise FileError(
         "load_encoder", "a checkpoint with the weights of this encoder", path, "whose weights have other names"
     )
+
+
+def transfer(
+    run: str | Path, data: str, data_root: str | None = None, weights: str = "last", *, run_code: bool = False
+) -> dict[str, Any]:
+    """Compute the final figures of a run on other data.
+
+    The train split of ``data`` fits the probes; its test split is evaluated.
+
+    Args:
+        run: Run directory.
+        data: Name of the data, as for ``--data``.
+        data_root: Folder of named data sets.
+        weights: "last" or "best".
+        run_code: Allow running code that the run names, see ``load_encoder``.
+
+    Returns:
+        The figures by name, with the name of the data.
+
+    Raises:
+        ArgumentError: If the data is of another kind than the run's, or its items have other channels or features.
+    """
+    disk = Run(Path(run))
+    options = options_of(disk)
+    kind = kind_of(data)
+    if kind is not kind_of(options.data, may_run=False):
+        got = f"{data} for a run on {options.data}"
+        raise argument_error("evaluate", "--on with data of the kind that the run was trained on", "on", got)
+    options = replace(
+        options, data=data, data_root=data_root, evaluate_on="test", evaluate_with=None, compile=False
+    )  # without the run's benchmark, which does not concern this data
+    # Loaded first, so that code is refused before data is read. Not normalising: the views of the data do.
+    encoder = load_encoder(run, weights, run_code=run_code, normalise=False)
+    device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+    splits = Splits(*(part and part.prepared(options).to(device) for part in kind.splits(options)))
+    splits.train.check_like((disk.config().get("trained") or {}).get("data", {}).get("train", {}))
+    represent = Represent(encoder.to(device), options.epochs, options.seed)
+    figures: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
+    return {"data": data, **figures}

@@ -3,23 +3,27 @@
 The same class is read from the command line (each field is a flag of ``hardneg train RECIPE``), from YAML files of
 comparisons, and from Python. Nothing here imports torch, so that ``hardneg train --help`` answers at once.
 
-Read ``base.py`` first: it holds the fields that all recipes share. ``images.py``, ``texts.py``, ``graphs.py`` and
-``banks.py`` add those of each recipe, and ``values.py`` checks types and bounds. ``RECIPES`` maps the name of a
-recipe to its options.
+Read ``base.py`` first: it holds the fields that all recipes share. ``recipes.py`` adds those of the recipes for images,
+texts, pairs and graphs, ``banks.py`` those of recipes with a memory bank, and ``values.py`` checks types and bounds.
+``RECIPES`` maps the name of a recipe to its options.
 """
 
 from hardneg.training.options.banks import CMCOptions, InstanceOptions, LocalAggregationOptions, NegativeCacheOptions
 from hardneg.training.options.base import TrainOptions
-from hardneg.training.options.graphs import GraphCLOptions, InfoGraphOptions
-from hardneg.training.options.images import (
+from hardneg.training.options.recipes import (
+    CLIPOptions,
     EMC2Options,
+    GraphCLOptions,
+    InfoGraphOptions,
     ISogCLROptions,
     MoCoOptions,
+    PairsOptions,
+    QuickThoughtsOptions,
     SimCLROptions,
+    SimCSEOptions,
     SogCLROptions,
     SupervisedOptions,
 )
-from hardneg.training.options.texts import CLIPOptions, PairsOptions, QuickThoughtsOptions, SimCSEOptions
 
 RECIPES: dict[str, type[TrainOptions]] = {
     "simclr": SimCLROptions,

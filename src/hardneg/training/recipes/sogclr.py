@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.losses.global_softmax import SogCLR
-from hardneg.losses.replayed import Replayed
+from hardneg.losses.global_softmax import Replayed, SogCLR
 from hardneg.training.data.items import Items
 from hardneg.training.method import EncodeInputs
 from hardneg.training.options import SogCLROptions, TrainOptions

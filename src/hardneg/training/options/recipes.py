@@ -1,0 +1,275 @@
+"""Options of the recipes for images, for texts and pairs, and for graphs, in this order.
+
+``SimCLROptions`` is the base of most others, whose losses take the same arguments. Defaults of the graph recipes are
+those of small molecule data sets such as MUTAG: few epochs and batches of 128 graphs. InfoGraph scores by dot products
+instead of cosine similarities, so its temperature defaults to 1 and its loss to the Jensen-Shannon estimate. The first
+line of each class is shown by ``hardneg train RECIPE --help``, so these docstrings have one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hardneg.core.errors import ArgumentError
+from hardneg.core.options import option
+from hardneg.core.published import MOCO
+from hardneg.training.options.base import (
+    DATA,
+    GENERATE,
+    NEGATIVES,
+    OBJECTIVE,
+    RUN,
+    TEMPERATURE,
+    TRAINING,
+    TrainOptions,
+    check_fixed,
+)
+
+
+@dataclass(frozen=True)
+class SimCLROptions(TrainOptions):
+    """Two views of each image, both against all others of the batch: SimCLR, DCL, HCL."""
+
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
+    positives_in_denominator: str = option(
+        "own",
+        "Positives in the denominator of the loss: that of the pair, all, or none.",
+        NEGATIVES,
+        among=("own", "all", "none"),
+    )
+    num_negatives: str = option(
+        "support",
+        "Factor of the mean over negatives: count of the support, of all candidates, or the total weight.",
+        NEGATIVES,
+        among=("support", "candidates", "mass"),
+    )
+
+
+@dataclass(frozen=True)
+class SupervisedOptions(SimCLROptions):
+    """All images of the same label are positives: SupCon, SCL, H-SCL."""
+
+    negatives: str = option(
+        "OtherLabel()", 'Distribution of the negatives, such as "OtherLabel() * Tilt(1.0)".', NEGATIVES
+    )
+    reduction: str = option(
+        "anchors", "Average over anchors (SupCon) or over pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs")
+    )
+    four_losses: bool = option(
+        False, "Also record the UCL, SCL, H-UCL and H-SCL losses and Assumption 1 (H-SCL, Fig. 4 and 5).", RUN
+    )
+
+    def check(self) -> None:
+        """Raise for synthesised candidates, which have no label and could be positives."""
+        if self.generate is not None:
+            what = "--generate to be unset, since synthesised candidates have no label"
+            raise ArgumentError("supervised", what, repr(self.generate))
+
+
+@dataclass(frozen=True)
+class MoCoOptions(TrainOptions):
+    """A momentum encoder: v1 and v2 against a queue of its keys (MoCo, Ring), v3 against the keys of the batch."""
+
+    temperature: float | str | None = option(  # type: ignore[assignment]  # None stands for a number until __init__ ends
+        None, f"{TEMPERATURE} Default 0.07 in v1, 0.2 in v2 and v3.", NEGATIVES, low=1e-4
+    )
+    objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
+    generate: str | None = option(None, GENERATE, NEGATIVES)
+    version: str = option(
+        "v1",
+        "MoCo version: v1 (queue), v2 (queue, other defaults) or v3 (keys of the batch, symmetric loss, predictor).",
+        NEGATIVES,
+        among=tuple(MOCO),
+    )
+    queue: int | None = option(
+        None, "Number of keys in the queue (v1, v2); default 65536, at most half of the data.", NEGATIVES, low=1
+    )
+    momentum: float | None = option(
+        None,
+        "Momentum of the key encoder; default 0.999 in v1 and v2; in v3 0.99, raised to 1 along a cosine.",
+        TRAINING,
+        low=0.0,
+        high=1.0,
+    )
+
+    def __post_init__(self) -> None:
+        """Replace None by the published temperature and momentum of the version, then check all options."""
+        for name, value in MOCO[self.version]._asdict().items() if self.version in MOCO else ():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]  # by an option
+        """The source of the candidates: the queue in v1 and v2, the batch in v3."""
+        return ("batch",) if self.version == "v3" else ("queue",)
+
+
+@dataclass(frozen=True)
+class SogCLROptions(TrainOptions):
+    """Two views of each image, both against the whole data set, by running normalisers: SogCLR."""
+
+    temperature: float | str = option(0.1, TEMPERATURE, NEGATIVES, low=1e-4)
+    gamma: float = option(0.9, "Weight of the new value in the running normalisers.", NEGATIVES, low=0.0, high=1.0)
+
+    def check(self) -> None:
+        """Raise for options that a loss over the whole data set does not support."""
+        check_fixed("sogclr", self)
+
+
+@dataclass(frozen=True)
+class ISogCLROptions(TrainOptions):
+    """Two views of each image, both against all others of the batch, with a learnt temperature each: iSogCLR."""
+
+    temperature: float | str = option(0.7, "Initial temperature of every image; they are learnt.", NEGATIVES, low=1e-4)
+    rho: float = option(
+        0.3, "Radius of the KL constraint; a larger value gives lower temperatures.", NEGATIVES, low=0.0
+    )
+
+    def check(self) -> None:
+        """Raise for a temperature schedule: temperatures are learnt from a constant starting value."""
+        check_fixed("isogclr", self)
+
+
+@dataclass(frozen=True)
+class EMC2Options(TrainOptions):
+    """Two views of each image, both against negatives that Markov chains draw from the whole data set: EMC2."""
+
+    temperature: float | str = option(0.07, TEMPERATURE, NEGATIVES, low=1e-4)
+    burn_in: float = option(0.5, "Share of each walk that is discarded as burn-in.", NEGATIVES, low=0.0, high=0.999)
+    num_steps: int = option(0, "Steps of each chain per batch (0 = the number of candidates).", NEGATIVES, low=0)
+    forget: bool = option(False, "Store no embeddings; chain states outside the batch then do not repel.", NEGATIVES)
+
+    def check(self) -> None:
+        """Raise for non-uniform negatives, since the chains determine how negatives are drawn."""
+        check_fixed("emc2", self)
+        if "".join(self.negatives.split()) != "Uniform()":
+            what = "--negatives to be Uniform(), since its Markov chains draw the negatives"
+            raise ArgumentError("emc2", what, repr(self.negatives))
+
+
+TEXT = "Data set: text:FILE (one sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
+TEXT_ENCODER = "auto (hashed subwords, no download), hf:PATH or st:PATH."
+HEAD = "Projection head on top of the features, used in training only."
+TEXT_VIEWS = "Only auto: the views of a text are two dropout passes, those of a pair are its two texts."
+
+
+@dataclass(frozen=True)
+class TextOptions(TrainOptions):
+    """Options shared by the text recipes: their data, encoder and head.
+
+    Text has no augmentation: two views of a text differ by dropout only, and those of a pair are its two texts.
+    """
+
+    data: str = option("text:", TEXT, DATA)
+    encoder: str = option("auto", f"Text encoder: {TEXT_ENCODER}", DATA)
+    augment: str = option("auto", TEXT_VIEWS, DATA)
+    dim: int = option(256, "Width of the built-in encoder, and of the head.", DATA, low=1)
+    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    epochs: int = option(1, "Number of passes over the data.", TRAINING, low=1)
+
+
+@dataclass(frozen=True)
+class SimCSEOptions(TextOptions, SimCLROptions):
+    """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
+
+    temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
+
+
+@dataclass(frozen=True)
+class PairsOptions(SimCSEOptions):
+    """The first text of each pair against the second ones of the batch and mined negatives."""
+
+    data: str = option("pairs:", TEXT, DATA)
+    directions: str = option(
+        "one", "Directions of the loss: one (first to second) or both.", NEGATIVES, among=("one", "both")
+    )
+    sources: ClassVar[tuple[str, ...]] = ("batch", "mined")
+
+
+@dataclass(frozen=True)
+class CLIPOptions(SimCLROptions):
+    """Two encoders, both directions, a learnt temperature: CLIP, also on precomputed vectors."""
+
+    data: str = option(
+        "embeddings:", "Data set: imagetext:TABLE, imagetext:FOLDER, pairs:FILE or embeddings:FILE.npz.", DATA
+    )
+    text_encoder: str = option("auto", f"Text encoder for image-text data: {TEXT_ENCODER}", DATA)
+    temperature: float | str = option(0.07, "Initial temperature; it is learnt.", NEGATIVES, low=0.01)
+
+    def check(self) -> None:
+        """Raise for a temperature schedule, since the temperature is a parameter of the model."""
+        if isinstance(self.temperature, str):
+            what = "a number as --temperature, the initial value of the learnt one"
+            raise ArgumentError("clip", what, repr(self.temperature))
+
+
+@dataclass(frozen=True)
+class QuickThoughtsOptions(TextOptions):
+    """Each sentence predicts its neighbours among the sentences of a batch of consecutive ones: quick-thoughts."""
+
+    encoders: str = option("two", "Use one encoder for both sides, or two.", DATA, among=("one", "two"))
+    context_size: int = option(
+        1, "Largest distance, in sentences, at which a neighbour is a positive.", NEGATIVES, low=1
+    )
+    temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
+    batches: str = option("consecutive()", "How items are grouped into batches; only consecutive().", NEGATIVES)
+    batch_size: int = option(400, "Sentences per batch, summed over all ranks.", TRAINING, low=2)
+
+    def check(self) -> None:
+        """Raise for other batches than consecutive ones, in which a sentence may have no positive."""
+        if "".join(self.batches.split()) != "consecutive()":
+            what = "--batches to be consecutive(), since the neighbours of a sentence are its positives"
+            raise ArgumentError("quick-thoughts", what, self.batches)
+
+
+GRAPH_ENCODER = "Encoder: auto or gin (batch norm), or gin-layer (layer norm, independent of the number of ranks)."
+GRAPH_VIEWS = 'Augmentation of graphs: auto, random, node_drop, "node_drop+subgraph", "graphcl(ratio=0.1)" ...'
+
+
+@dataclass(frozen=True)
+class GraphOptions(TrainOptions):
+    """Options shared by the graph recipes: their data, encoder, and defaults for small data sets."""
+
+    data: str = option("graphs:MUTAG", "Data set: graphs:NAME, graphs:FILE.npz, or a folder of TU text files.", DATA)
+    encoder: str = option("auto", GRAPH_ENCODER, DATA)
+    dim: int = option(96, "Dimension of the embeddings that the loss compares.", DATA, low=1)
+    epochs: int = option(20, "Number of passes over the data.", TRAINING, low=1)
+    batch_size: int = option(128, "Graphs per batch, summed over all ranks.", TRAINING, low=2)
+    learning_rate: float = option(1e-2, "Learning rate.", TRAINING, low=0.0)
+
+
+@dataclass(frozen=True)
+class GraphCLOptions(GraphOptions, SimCLROptions):
+    """A view of each graph against the other views of the batch: GraphCL."""
+
+    augment: str = option("auto", GRAPH_VIEWS, DATA)
+    temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
+    positives_in_denominator: str = option(
+        "none",
+        "Positives in the denominator of the loss: that of the pair, all, or none.",
+        NEGATIVES,
+        among=("own", "all", "none"),
+    )
+
+
+@dataclass(frozen=True)
+class InfoGraphOptions(GraphOptions):
+    """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph."""
+
+    needs: ClassVar[str] = "nodes"
+    negatives: str = option(
+        "Uniform()", 'Distribution of the negatives; HCL on graphs is "ClippedTilt(1.0)".', NEGATIVES
+    )
+    temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
+    objective: str = option("jsd", OBJECTIVE, NEGATIVES)
+    augment: str = option("none", "Augmentation of graphs: none, random, node_drop, subgraph ...", DATA)
+    dim: int = option(96, "Dimension of the projected nodes and graphs that the loss compares.", DATA, low=1)
+
+    def check(self) -> None:
+        """Raise for encoding in chunks: the anchors are nodes, and chunks of graphs differ in their number of nodes."""
+        if self.encode_chunk:
+            what = "--encode-chunk of 0, since its anchors are the nodes of whole graphs"
+            raise ArgumentError("infograph", what, str(self.encode_chunk))
