@@ -23,7 +23,7 @@ from sentences import RESULTS, ROOT, articles, of_seeds, without_paths, write_re
 from hardneg.comparing.comparing import compare
 from hardneg.comparing.request import Comparison
 from hardneg.training.data.items import Splits, retrieved
-from hardneg.training.data.vector_pairs import VectorPairs
+from hardneg.training.data.pairs import VectorPairs
 from hardneg.training.encoders import Represent
 from hardneg.training.options import CLIPOptions
 from hardneg.training.text_encoders import text_encoder

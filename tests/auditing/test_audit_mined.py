@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hardneg.auditing.files import AuditOptions, audit_files
-from hardneg.auditing.lists import Lists, read_lists
+from hardneg.auditing.inputs import Lists, read_lists
 from hardneg.auditing.options import Settings
 from hardneg.core.errors import ArgumentError, Damaged, DataChanged
 from hardneg.io.sealed import CHECKSUM, with_checksum

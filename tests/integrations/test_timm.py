@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hardneg as hn
 from hardneg.batching import Refresh, encode
+from hardneg.training.backbones import library_backbone
 from hardneg.training.encoders import build_encoder
 from hardneg.training.export import resnet_names
-from hardneg.training.library_encoders import library_backbone
 from support.libraries import library
 
 timm: Any = library("timm")

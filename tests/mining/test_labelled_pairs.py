@@ -14,7 +14,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.io.pair_labels import ignored_label
 from hardneg.mining.job import run
 from hardneg.mining.options import Columns, MineOptions
-from hardneg.training.data.text_pairs import TextPairs
+from hardneg.training.data.pairs import TextPairs
 from hardneg.training.options import TrainOptions
 from support.command import hardneg
 from support.mining_jobs import as_csv, encode, lines, make_rows, write_lines

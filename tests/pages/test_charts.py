@@ -10,8 +10,7 @@ import pytest
 
 from hardneg.pages.charts.arms import Dots, dot_plot
 from hardneg.pages.charts.axes import WIDTH
-from hardneg.pages.charts.histogram import LETTER, Shares, histogram_chart
-from hardneg.pages.charts.scatter import Spot, scatter
+from hardneg.pages.charts.similarities import LETTER, Shares, Spot, histogram_chart, scatter
 
 
 @pytest.mark.parametrize("same", [0.02, 0.3, 0.6, 0.88, 0.99])

@@ -23,7 +23,7 @@ from hardneg.state.clusters import Clusters
 from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData
 from hardneg.training.data.inputs import joined
-from hardneg.training.data.text_pairs import TextPairs
+from hardneg.training.data.pairs import TextPairs
 from hardneg.training.method import Batch
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.cmc import CMCRecipe, aspects_of, lab_of

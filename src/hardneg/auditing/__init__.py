@@ -5,7 +5,8 @@
 
 Reading order: ``options`` and ``rules`` (the request, and the grid search for it), ``prepare`` and ``audited_pairs``
 (checked input), ``sampling`` and ``measure`` (the figures), ``result`` (the figures as data), ``terminal`` and ``page``
-(the figures as text). Mined files have ``lists`` and ``findings``.
+(the figures as text). ``files`` and ``inputs`` read files, ``findings``
+lists the problems of mined negatives.
 """
 
 from __future__ import annotations

@@ -22,15 +22,17 @@ from hardneg.auditing.findings import find_problems, rows_of_lists
 from hardneg.auditing.inputs import (
     WHO,
     Judged,
+    Lists,
     check_columns_found,
+    is_mined,
     is_run,
     judged_lists,
+    read_lists,
     read_side,
     read_tags,
     rows_by_name,
     split_of_run,
 )
-from hardneg.auditing.lists import Lists, is_mined, read_lists
 from hardneg.auditing.options import AuditOptions as AuditOptions
 from hardneg.auditing.options import check_unused
 from hardneg.auditing.prepare import make_audited_pairs

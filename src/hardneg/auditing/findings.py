@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
-from hardneg.auditing.lists import Lists
+from hardneg.auditing.inputs import Lists
 from hardneg.auditing.measure import NUM_HUBS
 from hardneg.auditing.result import Example, Hub, MinedFindings
 from hardneg.core.tensors import unit

@@ -26,8 +26,7 @@ from hardneg.auditing.terminal import (
     times,
     with_error,
 )
-from hardneg.pages.charts.histogram import Shares, histogram_chart
-from hardneg.pages.charts.scatter import Spot, scatter
+from hardneg.pages.charts.similarities import Shares, Spot, histogram_chart, scatter
 from hardneg.pages.render import csv_link, render, style
 
 FAMILIES = ("Tilt", "Ring", "Rank", "BelowPositive", "Threshold", "Uniform")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
-from hardneg.auditing.lists import Lists
+from hardneg.auditing.inputs import Lists
 from hardneg.auditing.measure import AuditChunk, NamedRule, RuleTally
 from hardneg.auditing.options import Settings
 from hardneg.auditing.result import Audit, Counted, RuleFigures, Sample, Similarities, Suggestion, with_frontier

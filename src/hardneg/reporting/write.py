@@ -19,11 +19,19 @@ from hardneg.comparing.request import why_no_accuracy
 from hardneg.core.errors import ArgumentError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.pages.render import render, write_page
-from hardneg.reporting.charts import curves_of, histograms_of
+from hardneg.reporting.charts import (
+    cells_of,
+    curves_of,
+    dots_of,
+    heads_of,
+    histograms_of,
+    measures_of,
+    table_csv,
+    table_note,
+)
 from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
 from hardneg.reporting.pictures import pictures_of
 from hardneg.reporting.reading import read_all_contents
-from hardneg.reporting.table import cells_of, dots_of, heads_of, measures_of, table_csv, table_note
 from hardneg.training.data_record import count_in
 from hardneg.training.evaluation.measures import MEASURES, unit_of
 

@@ -135,18 +135,18 @@ def runs_in_triton(device: torch.device) -> bool:
     """True if the Triton kernel for group maxima can run on this device."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") == "0":
         return False  # Triton is slow to import
-    from hardneg.search import triton_groups
+    from hardneg.search.triton_groups import can_run
 
-    return triton_groups.can_run(device)
+    return can_run(device)
 
 
 def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
     """Return the fastest implementation of ``largest_of_groups`` for this device."""
     if not runs_in_triton(device):
         return largest_of_groups
-    from hardneg.search import triton_groups
+    from hardneg.search.triton_groups import largest_of_groups as largest_in_triton
 
-    return triton_groups.largest_of_groups
+    return largest_in_triton
 
 
 def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:

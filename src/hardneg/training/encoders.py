@@ -3,14 +3,14 @@
     build_encoder("tiny", in_channels=1)        a few convolutions without batch statistics: identical on any ranks
     build_encoder("resnet18", in_channels=3)    ResNet with CIFAR's stem: a 3 x 3 convolution and no pooling; resnet50
     build_encoder("resnet18-imagenet", 3)       with ImageNet's stem, for images above 64 pixels; resnet50-imagenet
-    build_encoder("timm:resnet18", 3)           from torchvision, timm, Transformers or your file: library_encoders.py
+    build_encoder("timm:resnet18", 3)           from torchvision, timm, Transformers or your file
     Encoder(any_module, feature_dim, head)      any module that returns [b, feature_dim]
 
 The linear probe and kNN evaluate ``features``; the loss uses the projection (SimCLR, Chen et al. 2020). Neither is
 normalised. For a module without a method ``features``, both use the module's output.
 
 Read ``build_encoder`` and ``Encoder`` first; ``embed`` and ``Represent`` compute features in evaluation mode for
-monitors, evaluations and refreshed indexes; the backbones are at the end. Encoders of texts are in text_encoders.py.
+monitors, evaluations and refreshed indexes. The backbones are in backbones.py, encoders of texts in text_encoders.py.
 """
 
 from __future__ import annotations
@@ -18,31 +18,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
 from hardneg.training.augmentation.pixels import Images
-from hardneg.training.library_encoders import (
+from hardneg.training.backbones import (
+    BACKBONES,
     LIBRARY_ENCODERS,
+    NORMS,
     is_library_encoder,
     library_backbone,
     library_encoder_errors,
 )
+from hardneg.training.backbones import Features as Features
 from hardneg.training.normalisation import Normalise
-
-Features = Annotated[Tensor, "b d"]
-Norm = Callable[[int], nn.Module]
-
-NORMS: dict[str, Norm] = {
-    "batch": nn.BatchNorm2d,
-    "group": lambda channels: nn.GroupNorm(min(32, channels // 4), channels),
-}
 
 
 class Encoder(nn.Module):
@@ -125,7 +118,7 @@ def build_encoder(
         if is_library_encoder(name):
             backbone, feature_dim = library_backbone(name, in_channels, size)
         else:
-            backbone = _BACKBONES[name](in_channels, NORMS[norm])
+            backbone = BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
         head = _mlp(feature_dim, projection_dim, norm=has_batch_statistics(backbone))
         return Encoder(backbone, feature_dim, head, name)
@@ -151,8 +144,8 @@ def auto_encoder(size: int) -> str:
 
 def check_encoder(name: str, norm: str = "auto") -> None:
     """Raise unless ``build_encoder`` accepts the names; builds nothing, so that the command line can check first."""
-    if name not in _BACKBONES and not is_library_encoder(name):
-        raise UnknownName(name, [*_BACKBONES, *LIBRARY_ENCODERS])
+    if name not in BACKBONES and not is_library_encoder(name):
+        raise UnknownName(name, [*BACKBONES, *LIBRARY_ENCODERS])
     if norm not in ("auto", *NORMS) or (norm != "auto" and is_library_encoder(name)):
         what = "a norm among auto, batch, group (only auto for models of other libraries)"
         raise argument_error("build_encoder", what, "norm", norm)
@@ -258,119 +251,7 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
         )
 
 
-class TinyBackbone(nn.Module):
-    """Three 3 x 3 convolutions, the last two of stride 2, then global average pooling; for images from 8 x 8 up.
-
-    Args:
-        in_channels: Channels of the images.
-        norm: Makes the normalisation of a given number of channels.
-    """
-
-    feature_dim = 128
-
-    def __init__(self, in_channels: int, norm: Norm) -> None:
-        super().__init__()
-        widths = [in_channels, 32, 64, self.feature_dim]
-        layers: list[nn.Module] = []
-        for i, stride in enumerate((1, 2, 2)):
-            layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images: Images) -> Features:
-        """Return the features [b, 128]."""
-        maps: Tensor = self.layers(images)
-        return maps.mean((2, 3))
-
-
-class ResNetBackbone(nn.Module):
-    """ResNet (He et al. 2016): four stages of 64, 128, 256 and 512 channels, times the expansion of its blocks.
-
-    Args:
-        in_channels: Channels of the images.
-        norm: Makes the normalisation of a given number of channels.
-        blocks: Number of residual blocks in each stage.
-        bottleneck: Whether a block is 1 x 1, 3 x 3, 1 x 1 with four times the channels, as in ResNet-50.
-        imagenet: Whether to use ImageNet's stem, which reduces each side to a quarter, instead of CIFAR's 3 x 3
-            convolution.
-    """
-
-    def __init__(
-        self, in_channels: int, norm: Norm, blocks: tuple[int, ...], bottleneck: bool, imagenet: bool = False
-    ) -> None:
-        super().__init__()
-        first = _conv(in_channels, 64, 7, 2) if imagenet else _conv(in_channels, 64, 3)
-        self.blocks, self.imagenet = blocks, imagenet
-        self.stem = nn.Sequential(first, norm(64), nn.ReLU(inplace=True))
-        if imagenet:
-            self.stem.append(nn.MaxPool2d(3, 2, 1))
-        layers: list[nn.Module] = []
-        width = 64
-        for stage, num_blocks in enumerate(blocks):
-            for i in range(num_blocks):
-                block = ResidualBlock(width, 64 * 2**stage, 2 if stage > 0 and i == 0 else 1, bottleneck, norm)
-                layers.append(block)
-                width = block.out_channels
-        self.layers = nn.Sequential(*layers)
-        self.feature_dim = width
-
-    def forward(self, images: Images) -> Features:
-        """Return the features [b, 512], or [b, 2048] with bottlenecks."""
-        maps: Tensor = self.layers(self.stem(images))
-        return maps.mean((2, 3))
-
-
-class ResidualBlock(nn.Module):
-    """x + f(x), where f is two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck.
-
-    The stride is in the first 3 x 3 convolution, as in torchvision.
-
-    Args:
-        in_channels: Channels of the input maps.
-        width: Channels of the inner convolutions.
-        stride: 1, or 2 to halve the sides.
-        bottleneck: Whether the output has four times ``width`` channels.
-        norm: Makes the normalisation of a given number of channels.
-    """
-
-    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
-        super().__init__()
-        self.out_channels = 4 * width if bottleneck else width
-        if bottleneck:
-            shapes = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, self.out_channels, 1, 1)]
-        else:
-            shapes = [(in_channels, width, 3, stride), (width, width, 3, 1)]
-        layers: list[nn.Module] = []
-        for shape in shapes:
-            layers += [_conv(*shape), norm(shape[1]), nn.ReLU(inplace=True)]
-        self.residual = nn.Sequential(*layers[:-1])
-        same = stride == 1 and in_channels == self.out_channels
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(_conv(in_channels, self.out_channels, 1, stride), norm(self.out_channels))
-        )
-
-    def forward(self, maps: Images) -> Images:
-        """Return relu(f(maps) + shortcut(maps)); the shortcut is a 1 x 1 convolution where the shapes differ."""
-        return relu(self.residual(maps) + self.shortcut(maps))
-
-
-_BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
-    "tiny": TinyBackbone,
-    "resnet18": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False),
-    "resnet50": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True),
-    "resnet18-imagenet": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False, imagenet=True),
-    "resnet50-imagenet": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True, imagenet=True),
-}
-
-
 def _mlp(in_dim: int, out_dim: int, *, norm: bool) -> nn.Module:
     """Return the projection head, with a hidden layer as wide as the features: 512-512(BN)-128 for ResNet-18."""
     hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
     return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
-
-
-def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
-    conv = nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return conv

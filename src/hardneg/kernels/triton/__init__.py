@@ -9,7 +9,7 @@
 3. ``rows``: the forward sweep. log E_q[e^s], log-mass and support of every row; for two views also the positive, the
    debiasing and the loss. The derivation of both passes is at the top of this file.
 4. ``own``: the scores of the anchors' own positives where they are not in the batch.
-5. ``labels`` and ``positives``, only for positives by label: one more sweep over candidates with the anchor's label.
+5. ``labels``, only for positives by label: one more sweep over candidates with the anchor's label.
 6. ``gradients``: the backward sweep, one launch for self-similarity and two for anchors against a pool.
 
 ``function`` wraps 3 and 6 as one autograd function, ``statistics`` is the call with named arguments, and ``language``

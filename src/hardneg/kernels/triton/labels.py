@@ -1,6 +1,18 @@
-"""Statistics of positives that are columns, for SupCon and H-SCL, with autograd; the kernels are in ``positives``.
+# ruff: noqa: N803, N806, RUF059
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+"""Statistics of positives that are columns, for SupCon and H-SCL: candidates with the anchor's label and another id.
 
-``positive_statistics`` is for all positives in the denominator, ``pair_losses`` for each pair with its own.
+With x_ij = log2(e) s_ij over the positives j of row i, one sweep gives their number and
+
+    LSE_j s_ij and sum_j s_ij                              (SupCon: all positives in the denominator), or
+    sum_j softplus(o_i - s_ij), sum_j sigmoid(o_i - s_ij)  (PAIRS: each pair's own; o_i the log of the row's negatives)
+
+Backward, the gradient of s_ij as a score of row i is P_i e^(s_ij - L_i) + Q_i, with the upstream gradients P of the LSE
+L and Q of the sum, or -P_i sigmoid(o_i - s_ij). In self-similarity the column's role is added, as in ``rows``.
+Sorted by label, the positives of a block of rows are in few blocks of columns; no other block is read.
+
+``positive_statistics`` is for all positives in the denominator, ``pair_losses`` for each pair with its own. The kernels
+are at the top.
 """
 
 from __future__ import annotations
@@ -14,8 +26,9 @@ from torch import Tensor
 from hardneg.core.errors import argument_error
 from hardneg.core.tensors import first_derivative_only
 from hardneg.core.types import PerAnchor
-from hardneg.kernels.triton import positives as triton_positives
+from hardneg.kernels.triton.blocks import allowed_pairs, load_rows, load_vectors
 from hardneg.kernels.triton.function import LOG2_E
+from hardneg.kernels.triton.language import jit, launched, tl
 from hardneg.kernels.triton.sides import (
     HostTemperature,
     PerCandidate,
@@ -27,6 +40,162 @@ from hardneg.kernels.triton.sides import (
     supported_sides,
     switches,
 )
+
+
+@jit
+def positive_blocks(begin_ptr, end_ptr, b, n, BM: tl.constexpr, BN: tl.constexpr, SORTED: tl.constexpr):
+    """Return the columns [begin, end) that contain the positives of a block of rows; begin is a multiple of BN."""
+    row = tl.program_id(0) * BM
+    begin = row * 0
+    end = begin + n
+    if SORTED:
+        begin = tl.load(begin_ptr + row) // BN * BN
+        end = tl.load(end_ptr + tl.minimum(row + BM, b) - 1)
+    return begin, end
+
+
+@jit
+def scores_and_positives(
+    start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    begin_ptr, end_ptr, b, n, d, scale,
+    BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr, SELF: tl.constexpr,
+    IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute a block of scores and the mask of its positives; also return the loaded columns and their numbers."""
+    columns = start + tl.arange(0, BN)
+    c = load_vectors(c_ptr, columns, n, d, BD, True, FULL_D)
+    x = tl.dot(r, tl.trans(c), input_precision=PRECISION) * scale
+    if NORMS:
+        x = x * load_rows(r_norm_ptr, rows, b, True)[:, None] * load_rows(c_norm_ptr, columns, n, True)[None, :]
+    positive = allowed_pairs(r_ids_ptr, None, c_ids_ptr, None, rows, columns, b, n, SELF, IDS, False)
+    if SORTED:  # the columns with the row's label
+        begin = tl.load(begin_ptr + rows, mask=rows < b, other=0)[:, None]
+        end = tl.load(end_ptr + rows, mask=rows < b, other=0)[:, None]
+        positive = positive & (columns[None, :] >= begin) & (columns[None, :] < end)
+    else:
+        label = tl.load(r_labels_ptr + rows, mask=rows < b, other=0)[:, None]
+        other = tl.load(c_labels_ptr + columns, mask=columns < n, other=0)[None, :]
+        positive = positive & (label == other) & (rows < b)[:, None]
+    return x, positive, c, columns
+
+
+@jit
+def log2_1p(t):
+    """Compute log2(1 + t) for 0 <= t <= 1, also where 1 + t loses the digits of t."""
+    small = t * (1.4426950408889634 - 0.7213475204444817 * t)
+    return tl.where(t < 1e-4, small, tl.log2(1.0 + t))
+
+
+@launched
+def positives_forward(
+    a_ptr, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr, offset_ptr,
+    begin_ptr, end_ptr, order_ptr, log_sum_ptr, total_ptr, count_ptr, b, n, d, scale,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr,
+    SELF: tl.constexpr, IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Sum over the positives of each row; PAIRS: log_sum is the sum of the losses and total that of their slopes."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = rows < b
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    a = load_vectors(a_ptr, rows, b, d, BD, True, FULL_D)
+    first = tl.zeros([BM], tl.float32)
+    second = tl.zeros([BM], tl.float32)
+    count = tl.zeros([BM], tl.int32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    if PAIRS:
+        offset = tl.load(offset_ptr + given, mask=real, other=0.0)[:, None] * 1.4426950408889634
+    begin, end = positive_blocks(begin_ptr, end_ptr, b, n, BM, BN, SORTED)
+    for start in tl.range(begin, end, BN):
+        x, positive, c, columns = scores_and_positives(
+            start, a, rows, c_ptr, a_norm_ptr, c_norm_ptr, a_ids_ptr, c_ids_ptr, a_labels_ptr, c_labels_ptr,
+            begin_ptr, end_ptr, b, n, d, scale, BN, BD, FULL_D, NORMS, SELF, IDS, SORTED, PRECISION,
+        )  # fmt: skip
+        count += tl.sum(positive.to(tl.int32), 1)
+        if PAIRS:
+            y = offset - x
+            t = tl.exp2(-tl.abs(y))
+            first += tl.sum(tl.where(positive, tl.maximum(y, 0.0) + log2_1p(t), 0.0), 1)
+            second += tl.sum(tl.where(positive, tl.where(y > 0, 1.0, t) / (1.0 + t), 0.0), 1)
+        else:
+            second += tl.sum(tl.where(positive, x, 0.0), 1)
+            x = tl.where(positive, x, float("-inf"))
+            largest = tl.maximum(top, tl.max(x, 1))
+            safe = tl.where(largest == float("-inf"), 0.0, largest)
+            first = first * tl.exp2(top - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+            top = largest
+    ln2: tl.constexpr = 0.6931471805599453
+    if PAIRS:
+        first = first * ln2
+    else:
+        first = tl.where(count == 0, float("-inf"), (top + tl.log2(first)) * ln2)
+        second = second * ln2
+    tl.store(log_sum_ptr + given, first, mask=real)
+    tl.store(total_ptr + given, second, mask=real)
+    tl.store(count_ptr + given, count, mask=real)
+
+
+@jit
+def positive_gradient(
+    x, P_ptr, Q_ptr, L_ptr, order_ptr, at, count, AXIS: tl.constexpr, SORTED: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Compute the gradient of the pairs as scores of their rows (AXIS 1) or columns (AXIS 0)."""
+    given = at
+    if SORTED:
+        given = tl.load(order_ptr + at, mask=at < count, other=0)
+    P = tl.expand_dims(tl.load(P_ptr + given, mask=at < count, other=0.0), AXIS)
+    L = tl.expand_dims(tl.load(L_ptr + given, mask=at < count, other=0.0), AXIS) * 1.4426950408889634
+    if PAIRS:
+        return -P / (1.0 + tl.exp2(x - L))
+    else:
+        return P * tl.exp2(x - L) + tl.expand_dims(tl.load(Q_ptr + given, mask=at < count, other=0.0), AXIS)
+
+
+@launched
+def positives_backward(
+    r_ptr, c_ptr, r_norm_ptr, c_norm_ptr, slope_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+    P_ptr, Q_ptr, L_ptr, begin_ptr, end_ptr, order_ptr, anchor_order_ptr, unit_ptr, gradient_ptr, product_ptr,
+    b, n, d, scale,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, FULL_D: tl.constexpr, NORMS: tl.constexpr,
+    SELF: tl.constexpr, IDS: tl.constexpr, SORTED: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
+    ROW: tl.constexpr, COLUMN: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the rows in their roles as anchors (ROW) and as candidates (COLUMN)."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = rows < b
+    r = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D)
+    total = tl.zeros([BM, BD], tl.float32)
+    begin, end = positive_blocks(begin_ptr, end_ptr, b, n, BM, BN, SORTED)
+    for start in tl.range(begin, end, BN):
+        x, positive, c, columns = scores_and_positives(
+            start, r, rows, c_ptr, r_norm_ptr, c_norm_ptr, r_ids_ptr, c_ids_ptr, r_labels_ptr, c_labels_ptr,
+            begin_ptr, end_ptr, b, n, d, scale, BN, BD, FULL_D, NORMS, SELF, IDS, SORTED, PRECISION,
+        )  # fmt: skip
+        e = tl.zeros_like(x)
+        if ROW:
+            e += positive_gradient(x, P_ptr, Q_ptr, L_ptr, anchor_order_ptr, rows, b, 1, SORTED, PAIRS)
+        if COLUMN:
+            e += positive_gradient(x, P_ptr, Q_ptr, L_ptr, anchor_order_ptr, columns, n, 0, SORTED, PAIRS)
+        e = tl.where(positive, e, 0.0)
+        if NORMS:
+            e = e * load_rows(c_norm_ptr, columns, n, True)[None, :]
+        total = tl.dot(e.to(c.dtype), c, total, input_precision=PRECISION)
+    given = rows
+    if SORTED:
+        given = tl.load(order_ptr + rows, mask=real, other=0)
+    total = total * tl.load(unit_ptr)
+    z = load_vectors(r_ptr, rows, b, d, BD, True, FULL_D).to(tl.float32)
+    if NORMS:
+        z = z * load_rows(r_norm_ptr, rows, b, True)[:, None]
+    product = tl.sum(total * z, 1)
+    tl.store(product_ptr + rows, product, mask=real)
+    if NORMS:
+        total = (total - z * product[:, None]) * load_rows(slope_ptr, rows, b, True)[:, None]
+    features = tl.arange(0, BD)
+    at = gradient_ptr + given[:, None] * d + features[None, :]
+    tl.store(at, total.to(r.dtype), mask=real[:, None] & (features < d)[None, :])
+
 
 UNUSED = ("RAGGED", "LABELS")
 
@@ -201,7 +370,7 @@ def _sweep(
     count = rows.vectors.new_empty(b, dtype=torch.int32)
     block = block_of(rows.vectors, 0, backward=False)
     if b:
-        triton_positives.positives_forward[(-(-b // block.rows),)](
+        positives_forward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms,
             rows.ids, columns.ids, rows.labels, columns.labels, offset,
             rows.begin, rows.end, rows.order, first, second, count, b, n, d, LOG2_E / temperature,
@@ -219,7 +388,7 @@ def _gradient(
     product = rows.vectors.new_empty(b, dtype=torch.float32)
     block = block_of(rows.vectors, 0, backward=True)
     if b:
-        triton_positives.positives_backward[(-(-b // block.rows),)](
+        positives_backward[(-(-b // block.rows),)](
             rows.vectors, columns.vectors, rows.inverse_norms, columns.inverse_norms, rows.slopes,
             rows.ids, columns.ids, rows.labels, columns.labels, parts.p, parts.q, parts.log,
             rows.begin, rows.end, rows.order, anchors.order, parts.unit / ctx.temperature, gradient, product,

@@ -33,8 +33,8 @@ from hardneg.training.data.image_files import decoded_images, image_files, same_
 from hardneg.training.data.images import ImageData, channels_first
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, stratified
+from hardneg.training.data.pairs import grouped
 from hardneg.training.data.text_files import read_lines, split_columns, texts_in
-from hardneg.training.data.text_pairs import grouped
 from hardneg.training.data.texts import Texts, shortened
 from hardneg.training.encoders import Represent, check_encoder
 from hardneg.training.evaluation.measures import register_measure

@@ -16,9 +16,9 @@ from hardneg.training.data.image_texts import ImageTexts as ImageTexts
 from hardneg.training.data.images import USAGE
 from hardneg.training.data.images import ImageData as ImageData
 from hardneg.training.data.items import KINDS, Items, forms, split_name
-from hardneg.training.data.text_pairs import TextPairs as TextPairs
+from hardneg.training.data.pairs import TextPairs as TextPairs
+from hardneg.training.data.pairs import VectorPairs as VectorPairs
 from hardneg.training.data.texts import Texts as Texts
-from hardneg.training.data.vector_pairs import VectorPairs as VectorPairs
 
 
 def kind_of(name: str, *, may_run: bool = True) -> type[Items]:

@@ -1,11 +1,14 @@
-"""Image backbones of other libraries, by name.
+"""Backbones of image encoders by name: our own, and those of other libraries.
 
+tiny               a few convolutions without batch statistics
+resnet18, resnet50 ResNets with CIFAR's stem, or with ImageNet's as resnet18-imagenet and resnet50-imagenet
 torchvision:NAME   a torchvision classifier without its classification layer
 timm:NAME          a timm model without its classification layer
 hf:PATH            a Transformers vision model with its weights
 file.py:function   your function(in_channels), which returns a module of [b, c, h, w] -> [b, d]
 
-``build_encoder`` (encoders.py) calls ``library_backbone`` and adds the head. Weights of torchvision and timm are fresh.
+``build_encoder`` (encoders.py) looks a name up in ``BACKBONES`` or calls ``library_backbone``, and adds the head.
+Weights of torchvision and timm are fresh.
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 from hardneg.core.errors import ArgumentError, MissingExtra, optional
 from hardneg.io.functions import load_function, names_a_file
+from hardneg.training.augmentation.pixels import Images
 
 WHO = "--encoder"
+Features = Annotated[Tensor, "b d"]
+Norm = Callable[[int], nn.Module]
+NORMS: dict[str, Norm] = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda channels: nn.GroupNorm(min(32, channels // 4), channels),
+}
 Backbone = tuple[nn.Module, int]
 """A module that returns features [b, d], and their width d."""
 
@@ -179,3 +190,116 @@ def _with_channels(backbone: nn.Module, in_channels: int) -> None:
 
 _sources: dict[str, Callable[[str, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}
 LIBRARY_ENCODERS = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py:function")
+
+
+class TinyBackbone(nn.Module):
+    """Three 3 x 3 convolutions, the last two of stride 2, then global average pooling; for images from 8 x 8 up.
+
+    Args:
+        in_channels: Channels of the images.
+        norm: Makes the normalisation of a given number of channels.
+    """
+
+    feature_dim = 128
+
+    def __init__(self, in_channels: int, norm: Norm) -> None:
+        super().__init__()
+        widths = [in_channels, 32, 64, self.feature_dim]
+        layers: list[nn.Module] = []
+        for i, stride in enumerate((1, 2, 2)):
+            layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Images) -> Features:
+        """Return the features [b, 128]."""
+        maps: Tensor = self.layers(images)
+        return maps.mean((2, 3))
+
+
+class ResNetBackbone(nn.Module):
+    """ResNet (He et al. 2016): four stages of 64, 128, 256 and 512 channels, times the expansion of its blocks.
+
+    Args:
+        in_channels: Channels of the images.
+        norm: Makes the normalisation of a given number of channels.
+        blocks: Number of residual blocks in each stage.
+        bottleneck: Whether a block is 1 x 1, 3 x 3, 1 x 1 with four times the channels, as in ResNet-50.
+        imagenet: Whether to use ImageNet's stem, which reduces each side to a quarter, instead of CIFAR's 3 x 3
+            convolution.
+    """
+
+    def __init__(
+        self, in_channels: int, norm: Norm, blocks: tuple[int, ...], bottleneck: bool, imagenet: bool = False
+    ) -> None:
+        super().__init__()
+        first = _conv(in_channels, 64, 7, 2) if imagenet else _conv(in_channels, 64, 3)
+        self.blocks, self.imagenet = blocks, imagenet
+        self.stem = nn.Sequential(first, norm(64), nn.ReLU(inplace=True))
+        if imagenet:
+            self.stem.append(nn.MaxPool2d(3, 2, 1))
+        layers: list[nn.Module] = []
+        width = 64
+        for stage, num_blocks in enumerate(blocks):
+            for i in range(num_blocks):
+                block = ResidualBlock(width, 64 * 2**stage, 2 if stage > 0 and i == 0 else 1, bottleneck, norm)
+                layers.append(block)
+                width = block.out_channels
+        self.layers = nn.Sequential(*layers)
+        self.feature_dim = width
+
+    def forward(self, images: Images) -> Features:
+        """Return the features [b, 512], or [b, 2048] with bottlenecks."""
+        maps: Tensor = self.layers(self.stem(images))
+        return maps.mean((2, 3))
+
+
+class ResidualBlock(nn.Module):
+    """x + f(x), where f is two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 for a bottleneck.
+
+    The stride is in the first 3 x 3 convolution, as in torchvision.
+
+    Args:
+        in_channels: Channels of the input maps.
+        width: Channels of the inner convolutions.
+        stride: 1, or 2 to halve the sides.
+        bottleneck: Whether the output has four times ``width`` channels.
+        norm: Makes the normalisation of a given number of channels.
+    """
+
+    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
+        super().__init__()
+        self.out_channels = 4 * width if bottleneck else width
+        if bottleneck:
+            shapes = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, self.out_channels, 1, 1)]
+        else:
+            shapes = [(in_channels, width, 3, stride), (width, width, 3, 1)]
+        layers: list[nn.Module] = []
+        for shape in shapes:
+            layers += [_conv(*shape), norm(shape[1]), nn.ReLU(inplace=True)]
+        self.residual = nn.Sequential(*layers[:-1])
+        same = stride == 1 and in_channels == self.out_channels
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(_conv(in_channels, self.out_channels, 1, stride), norm(self.out_channels))
+        )
+
+    def forward(self, maps: Images) -> Images:
+        """Return relu(f(maps) + shortcut(maps)); the shortcut is a 1 x 1 convolution where the shapes differ."""
+        return relu(self.residual(maps) + self.shortcut(maps))
+
+
+BACKBONES: dict[str, Callable[[int, Norm], Any]] = {
+    "tiny": TinyBackbone,
+    "resnet18": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False),
+    "resnet50": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True),
+    "resnet18-imagenet": partial(ResNetBackbone, blocks=(2, 2, 2, 2), bottleneck=False, imagenet=True),
+    "resnet50-imagenet": partial(ResNetBackbone, blocks=(3, 4, 6, 3), bottleneck=True, imagenet=True),
+}
+"""Our own backbones: functions of (channels of the images, normalisation layer)."""
+
+
+def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
