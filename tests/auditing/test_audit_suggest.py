@@ -19,7 +19,7 @@ from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.rules import FRACTIONS, MARGINS, STRENGTHS, Family, GridSearch, _none, beta_of, families
 from hardneg.auditing.sampling import audit_chunks, sample_anchors
 from hardneg.core.types import Keys
-from hardneg.mining.miner import mine
+from hardneg.mining.entry import mine_vectors
 from hardneg.mining.options import MineOptions
 from hardneg.negatives import parse
 from support.vectors import make_unit_vectors
@@ -196,7 +196,7 @@ def test_a_suggestion_has_the_same_effect_in_mine(temperature: float) -> None:
 
     def share(**options: Any) -> float:
         given = {**tilt.options, "draw": "categorical", **options}  # with replacement: exactly the audit's expectation
-        rows = mine(Keys(queries), Keys(corpus), own, k=200, **given).rows
+        rows = mine_vectors(Keys(queries), Keys(corpus), own, k=200, **given).rows
         return float(relevant.gather(1, rows).float().mean())
 
     assert share() == pytest.approx(tilt.false_negatives, abs=0.01)
@@ -205,5 +205,5 @@ def test_a_suggestion_has_the_same_effect_in_mine(temperature: float) -> None:
 
 def test_mine_and_audit_share_the_default_temperature() -> None:
     assert Settings().temperature == MineOptions("", "").temperature == 1.0
-    defaults = [inspect.signature(each).parameters["temperature"].default for each in (audit, mine)]
+    defaults = [inspect.signature(each).parameters["temperature"].default for each in (audit, mine_vectors)]
     assert defaults == [1.0, 1.0]

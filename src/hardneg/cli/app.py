@@ -1,4 +1,4 @@
-"""The ``hardneg`` command: registers the verbs and defines the small ones (explain, evaluate, export, report).
+"""The ``hardneg`` command: registers the verbs and defines the small ones (all but train, mine and audit).
 
 Verbs only read arguments here; the work is imported inside each function, so that ``hardneg --help`` never imports
 torch. Docstrings of verbs are their help texts.
@@ -7,18 +7,20 @@ torch. Docstrings of verbs are their help texts.
 from __future__ import annotations
 
 import warnings
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from hardneg.cli.audit import audit
-from hardneg.cli.compare import compare
-from hardneg.cli.errors import warning_for_people
-from hardneg.cli.flags import Command, verb
+from hardneg.cli.errors import errors_for_people, given, read_yaml, warning_for_people
+from hardneg.cli.flags import CONTEXT, Command, build, checked_values, parameter, parameters_of, verb, with_parameters
 from hardneg.cli.mine import mine
-from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
+from hardneg.cli.options import ALWAYS, CompareOptions, EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
+from hardneg.core.errors import ArgumentError, located
 from hardneg.io.processes import make_children_safe
+from hardneg.training.options import RECIPES
 
 app = typer.Typer(
     help="hardneg chooses the negatives in contrastive learning.\n\n"
@@ -31,7 +33,6 @@ app = typer.Typer(
 app.add_typer(train_app, name="train")
 app.command(cls=Command)(mine)
 app.command(cls=Command)(audit)
-app.command(cls=Command)(compare)
 
 
 @app.callback(invoke_without_command=True)
@@ -43,6 +44,79 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         typer.echo(__version__)
         raise typer.Exit
+
+
+def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
+    """Compare negatives on your data with equal budget, seeds and initial weights; print a table and write a report.
+
+    An interrupted comparison resumes when you run the same command again; finished runs are kept.
+
+    Examples:
+      hardneg compare --arm "simclr(temperature=0.25)" --arm "hcl(beta=1)"
+
+      hardneg compare --arm "simclr()" --arm "simclr() @ proximity()" --seeds 5
+
+      hardneg compare --arm "simclr()" --arm "hcl()" --tune temperature=0.2,0.5
+
+      hardneg compare --arm "supcon()" --arm "hscl()" --option encoder=resnet18
+
+      hardneg compare --config comparison.yaml --jobs 2
+    """
+    with errors_for_people("Nothing is lost: run the same command again to resume."):
+        from hardneg.cli.tables import compare_and_show
+        from hardneg.comparing.request import Comparison, read_options, read_tune
+
+        values |= {name: value for name, value in _from_file(config).items() if name not in given(ctx)}
+        options = build(CompareOptions, values, "compare")  # leaves the options of train that the file sets in `values`
+        others = read_options(options.options)
+        if duplicates := sorted(others.keys() & given(ctx)):
+            flag = "--" + duplicates[0].replace("_", "-")
+            raise ArgumentError("compare", f"either {flag} or --option {duplicates[0]}=...", "both")
+        common = {name: getattr(options.shared, name) for name in ALWAYS} | values | others
+        if options.shared.evaluate_with is not None:
+            common["evaluate_with"] = options.shared.evaluate_with
+        if len(options.tune) > 1:
+            fix = "tune one option per comparison"
+            raise ArgumentError("compare", "--tune once", " and ".join(options.tune), fix)
+        tune = read_tune(options.tune[0]) if options.tune else None
+        wanted = Comparison(options.arms, options.seeds, common, tune, options.metric)
+        compare_and_show(wanted, options.out, options.jobs, options.allow_other_data)
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    """Read options of compare and train from a YAML file.
+
+    Args:
+        path: The file, or None for no options. ``tune`` may be a mapping from an option to a list of values, besides
+            the form of the flag, ``name=value,value``.
+
+    Raises:
+        FileError: The file cannot be read as lines of ``name: value``.
+        UnknownName: A name belongs neither to compare nor to any recipe.
+    """
+    if path is None:
+        return {}
+    values = read_yaml(path)
+    match values.get("tune"):
+        case dict() as tune if all(isinstance(tries, list) for tries in tune.values()):
+            values["tune"] = [f"{name}={','.join(map(str, tries))}" for name, tries in tune.items()]
+    with located(str(path)):
+        return checked_values("compare", values, CompareOptions, *RECIPES.values())
+
+
+with_parameters(
+    compare,
+    [
+        CONTEXT,
+        *parameters_of(CompareOptions),
+        parameter(
+            "config", Path | None, None, help="YAML file with a list of arms and any option of compare or train."
+        ),
+    ],
+)
+
+
+app.command(cls=Command)(compare)
 
 
 @app.command(cls=Command)

@@ -1,7 +1,7 @@
 """``hn.mine`` for a ``datasets.Dataset``: mine (anchor, positive) texts with a model.
 
 The columns, their names and the order of the rows are those of sentence-transformers'
-``mine_hard_negatives``. ``mine_dataset`` encodes the texts, mines by ``miner.mine`` and writes columns
+``mine_hard_negatives``. ``mine_dataset`` encodes the texts, mines by ``mine_vectors`` and writes columns
 by ``output.columns_of``. Options of sentence-transformers are translated to an expression, which is
 printed:
 
@@ -45,8 +45,8 @@ from hardneg.io.terminal import Terminal
 from hardneg.mining.cache_key import key_of_function, key_of_model
 from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, warn_not_reused
 from hardneg.mining.engines import Ranks
+from hardneg.mining.entry import mine_vectors
 from hardneg.mining.explain import no_negatives
-from hardneg.mining.miner import mine
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
@@ -189,7 +189,7 @@ def mine_dataset(
     console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
     vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
     rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
-    mined = mine(
+    mined = mine_vectors(
         Keys(vectors[0], torch.tensor(problem.own)),
         Keys(vectors[1], torch.arange(len(vectors[1])), source="embedding"),
         problem.positives,

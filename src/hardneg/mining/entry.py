@@ -1,11 +1,12 @@
 """``hn.mine`` for every kind of input: keys, arrays, lists and text ids, or a data set with a model.
 
-It converts what it gets and passes it on: vectors to ``hardneg.mining.miner.mine``, data sets to
-``hardneg.mining.dataset.mine_dataset``.
+``mine`` converts its input and passes it on: vectors to ``mine_vectors``, which runs a ``Miner`` over the whole corpus,
+and data sets to ``hardneg.mining.dataset.mine_dataset``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -14,15 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, check_kind
 from hardneg.core.types import Keys
-from hardneg.mining import miner
-from hardneg.mining.alignment import warn_of_norms, warn_of_short
-from hardneg.mining.dataset import is_dataset, mine_dataset
-from hardneg.mining.miner import Mined
-from hardneg.mining.pairs import as_one, numbered_ids
+from hardneg.mining.alignment import (
+    warn_of_alignment,
+    warn_of_easy_negatives,
+    warn_of_missing_positives,
+    warn_of_norms,
+    warn_of_short,
+)
+from hardneg.mining.corpus_scores import Rescore
+from hardneg.mining.miner import Mined, Miner
+from hardneg.mining.pairs import Positives, as_one, numbered_ids
 from hardneg.mining.search import Search
-from hardneg.negatives import Negatives
+from hardneg.mining.select import Rule
+from hardneg.negatives import Negatives, parse
 
 
 @overload
@@ -60,8 +67,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
         *given: ``corpus``, ``positives``, ``negatives``, ``k``, ``draw`` and ``seed`` by position.
             The corpus is [n, d], and positives are its ids, numbers or texts (row numbers where the
             corpus has no ids).
-        **options: The same arguments by name, and those of ``hardneg.mining.miner.mine`` or
-            ``mine_dataset``.
+        **options: The same arguments by name, and those of ``mine_vectors`` or ``mine_dataset``.
 
     Returns:
         ``Mined`` for vectors, with texts as ``ids`` where the ids of the corpus are texts; a
@@ -80,6 +86,8 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
         >>> mine([[1.0, 0.0]], documents, ["a"], "Uniform()", 2).ids.tolist()
         [['b', 'c']]
     """
+    from hardneg.mining.dataset import is_dataset, mine_dataset  # mines by mine_vectors
+
     if is_dataset(queries):
         return mine_dataset(queries, *given, **options)
     if queries is None:
@@ -100,7 +108,7 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if isinstance(options.get("guide"), (tuple, list)):
         options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
     with torch.no_grad():
-        mined = miner.mine(*as_one(_keys(queries), corpus), positives, **options)
+        mined = mine_vectors(*as_one(_keys(queries), corpus), positives, **options)
     if not isinstance(options.get("search"), Search):
         warn_of_norms(corpus.vectors)
     warn_of_short(mined.explanation, options["k"])
@@ -108,6 +116,87 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
         return mined
     rows = mined.rows.numpy()
     return replace(mined, ids=np.where(rows >= 0, corpus.names[np.maximum(rows, 0)], None))
+
+
+def mine_vectors(
+    queries: Keys,
+    corpus: Keys,
+    positives: Positives,
+    negatives: Negatives | str,
+    k: int,
+    draw: str = "top",
+    seed: int = 0,
+    *,
+    temperature: float = 1.0,
+    near_positive: float | None = None,
+    near_negative: float | None = None,
+    search: Search | str = "exact",
+    rescore: Rescore | None = None,
+    guide: tuple[Tensor, Tensor] | Rescore | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Mined:
+    """Mine k negatives from the corpus for each query, by any distribution, as in training.
+
+    Similarity is the dot product of the vectors as given: normalise them, or pass
+    ``Search(cosine=True)``, for the cosine.
+
+    Args:
+        queries: Vectors of the queries [q, d]; a query with an id is never matched with the corpus
+            row of the same id.
+        corpus: Vectors of the documents [n, d], with distinct ids if they have any.
+        positives: Corpus ids (row numbers where the corpus has no ids): [q], [q, p] padded with -1,
+            or one list per query. Positives are never negatives. ``BelowPositive`` compares with
+            the lowest-scored one.
+        negatives: Distribution, or its expression such as ``"BelowPositive(0.05) * Tilt(10)"``.
+        k: Number of negatives per query.
+        draw: ``"top"``, the k most similar of the support; ``"gumbel"``, k draws without
+            replacement from the weights; ``"categorical"``, with replacement. A draw depends only
+            on the seed and on the positions of query and candidate.
+        seed: Seed of the draws.
+        temperature: Divisor of the similarities for tilts; 1 means that ``Tilt(beta)`` is exp(beta
+            * similarity).
+        near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
+            skipped.
+        near_negative: Cosine from which a candidate counts as a near-duplicate of a negative chosen
+            before and is skipped.
+        search: How candidates are found; see ``Search``.
+        rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for
+            example. It scores the nearest ``search.candidates`` of each query and the positives,
+            and its scores replace the similarities.
+        guide: Another model's vectors of the queries [q, e] and of the corpus [n, e], or a function
+            like ``rescore``, for ``BelowPositive(..., by="guide")``. A function scores only the
+            nearest ``search.candidates``.
+        progress: Called with the number of queries decided since the last call.
+
+    Returns:
+        The negatives with scores, retrievers and an explanation.
+
+    Raises:
+        ArgumentError: If shapes, ids, the rule or the search do not fit together.
+        NotFinite: If vectors contain NaN or infinite values.
+
+    Example:
+        >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]))
+        >>> found = mine_vectors(keys, keys, torch.tensor([8, 9, 7]), "Uniform()", k=2)
+        >>> found.ids.tolist()  # neither the query itself nor its positive
+        [[9, -1], [7, -1], [8, -1]]
+    """
+    rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
+    search = Search(search) if isinstance(search, str) else search
+    check_kind("mine", "search", search, Search, "a Search, or the kind of one")
+    for name, given in (("rescore", rescore), ("guide", guide)):
+        if not (given is None or callable(given) or (name == "guide" and isinstance(given, tuple))):
+            what = "a function of queries and rows" + ", or (queries, documents) of a second model" * (name == "guide")
+            raise ArgumentError("mine", what, f"{name} of type {type(given).__name__}")
+    miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
+    alignment = miner.alignment()
+    warn_of_alignment(alignment)
+    warn_of_missing_positives(miner.scorer.positives, rule.negatives)
+    mined = miner.joined(miner.mined(progress))
+    if rescore is None:
+        several = bool((miner.scorer.positives.count() > 1).any())
+        warn_of_easy_negatives(alignment, rule.negatives, draw, mined.scores[mined.rows >= 0], several)
+    return mined
 
 
 def _keys(given: Any) -> Keys:

@@ -5,8 +5,8 @@ Every query keeps a short list of its nearest candidates, as long as the express
 first with the filters inside the search and then with longer lists, so a query has fewer than k
 negatives only if the corpus has no more for it.
 
-``mine`` is the function for vectors; ``Miner`` holds the state that the stages of ``stages.py``
-share, and is also used by the jobs of ``job.py``.
+``Miner`` holds the state that the stages of ``stages.py`` share. ``entry.mine_vectors`` and the jobs
+of ``job.py`` build one; ``Mined`` is the result.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, check_kind
 from hardneg.core.text import counted
 from hardneg.core.types import NEVER, Keys
 from hardneg.mining.alignment import (
     Alignment,
     alignment_of,
-    warn_of_alignment,
-    warn_of_easy_negatives,
-    warn_of_missing_positives,
 )
 from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs, check_vectors
@@ -36,7 +32,6 @@ from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
-from hardneg.negatives import Negatives, parse
 from hardneg.search.exact import DocumentBlock, runs_in_triton
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents of the sample in needs_filters
@@ -74,86 +69,6 @@ class Mined:
         mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
         short = int((there.sum(1) < k).sum())
         return f"Mined({found}, {short:,} short, mean score {mean})"
-
-
-def mine(
-    queries: Keys,
-    corpus: Keys,
-    positives: Positives,
-    negatives: Negatives | str,
-    k: int,
-    draw: str = "top",
-    seed: int = 0,
-    *,
-    temperature: float = 1.0,
-    near_positive: float | None = None,
-    near_negative: float | None = None,
-    search: Search | str = "exact",
-    rescore: Rescore | None = None,
-    guide: tuple[Tensor, Tensor] | Rescore | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Mined:
-    """Mine k negatives from the corpus for each query, by any distribution, as in training.
-
-    Similarity is the dot product of the vectors as given: normalise them, or pass
-    ``Search(cosine=True)``, for the cosine.
-
-    Args:
-        queries: Vectors of the queries [q, d]; a query with an id is never matched with the corpus
-            row of the same id.
-        corpus: Vectors of the documents [n, d], with distinct ids if they have any.
-        positives: Corpus ids (row numbers where the corpus has no ids): [q], [q, p] padded with -1,
-            or one list per query. Positives are never negatives. ``BelowPositive`` compares with
-            the lowest-scored one.
-        negatives: Distribution, or its expression such as ``"BelowPositive(0.05) * Tilt(10)"``.
-        k: Number of negatives per query.
-        draw: ``"top"``, the k most similar of the support; ``"gumbel"``, k draws without
-            replacement from the weights; ``"categorical"``, with replacement. A draw depends only
-            on the seed and on the positions of query and candidate.
-        seed: Seed of the draws.
-        temperature: Divisor of the similarities for tilts; 1 means that ``Tilt(beta)`` is exp(beta
-            * similarity).
-        near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
-            skipped.
-        near_negative: Cosine from which a candidate counts as a near-duplicate of a negative chosen
-            before and is skipped.
-        search: How candidates are found; see ``Search``.
-        rescore: ``rescore(query_rows [m], corpus_rows [m]) -> scores [m]``, a cross-encoder for
-            example. It scores the nearest ``search.candidates`` of each query and the positives,
-            and its scores replace the similarities.
-        guide: Another model's vectors of the queries [q, e] and of the corpus [n, e], or a function
-            like ``rescore``, for ``BelowPositive(..., by="guide")``. A function scores only the
-            nearest ``search.candidates``.
-        progress: Called with the number of queries decided since the last call.
-
-    Returns:
-        The negatives with scores, retrievers and an explanation.
-
-    Raises:
-        ArgumentError: If shapes, ids, the rule or the search do not fit together.
-        NotFinite: If vectors contain NaN or infinite values.
-
-    Example:
-        >>> keys = Keys(torch.eye(3), ids=torch.tensor([7, 8, 9]))
-        >>> mine(keys, keys, torch.tensor([8, 9, 7]), "Uniform()", k=2).ids.tolist()  # not itself, not its positive
-        [[9, -1], [7, -1], [8, -1]]
-    """
-    rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
-    search = Search(search) if isinstance(search, str) else search
-    check_kind("mine", "search", search, Search, "a Search, or the kind of one")
-    for name, given in (("rescore", rescore), ("guide", guide)):
-        if not (given is None or callable(given) or (name == "guide" and isinstance(given, tuple))):
-            what = "a function of queries and rows" + ", or (queries, documents) of a second model" * (name == "guide")
-            raise ArgumentError("mine", what, f"{name} of type {type(given).__name__}")
-    miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
-    alignment = miner.alignment()
-    warn_of_alignment(alignment)
-    warn_of_missing_positives(miner.scorer.positives, rule.negatives)
-    mined = miner.joined(miner.mined(progress))
-    if rescore is None:
-        several = bool((miner.scorer.positives.count() > 1).any())
-        warn_of_easy_negatives(alignment, rule.negatives, draw, mined.scores[mined.rows >= 0], several)
-    return mined
 
 
 class Miner:

@@ -21,7 +21,7 @@ from hardneg.core.scoring import dense
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, with_support
 from hardneg.kernels.backends.tiles import Tiles
 from hardneg.mining import Search
-from hardneg.mining.miner import mine
+from hardneg.mining.entry import mine_vectors
 from hardneg.negatives import Negatives, OtherLabel, Product, parse
 from hardneg.search.draws import gumbel_order
 from hardneg.search.topk import top_of_rows
@@ -55,7 +55,7 @@ def mines_as_whole_rows(negatives: Negatives) -> Violation:
         for search in searches:
             vectors = guide.anchors.vectors, guide.candidates[0].vectors
             options = {"temperature": _TEMPERATURE, "search": search, "guide": vectors}
-            found = mine(queries, corpus, pairing.positives.ids, negatives, _K, draw, **options)  # type: ignore[arg-type]
+            found = mine_vectors(queries, corpus, pairing.positives.ids, negatives, _K, draw, **options)  # type: ignore[arg-type]
             if not torch.equal(found.rows, right):
                 where = "shards" if search.shards > 1 else "blocks"
                 return (

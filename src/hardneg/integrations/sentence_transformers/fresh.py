@@ -19,7 +19,7 @@ from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.checks import check_rule
-from hardneg.mining.miner import mine
+from hardneg.mining.entry import mine_vectors
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.problem import Side, build_problem
 from hardneg.mining.search import Search
@@ -96,7 +96,7 @@ class FreshNegatives:
                 self.mined_at is not None
             ):  # warn at the first refresh only: numbers in the texts change, so warn_once would repeat them
                 warnings.simplefilter("ignore", HardnegWarning)
-            found = mine(
+            found = mine_vectors(
                 Keys(queries, self.own.to(queries.device)),
                 Keys(documents, torch.arange(len(documents), device=documents.device)),
                 self.positives,
