@@ -31,8 +31,8 @@ import hardneg as hn
 from hardneg.core.errors import ArgumentError
 from hardneg.io.provenance import environment
 from hardneg.state import metropolis as chain
+from hardneg.state import triton_chains
 from hardneg.state.chain import Chain
-from hardneg.state.triton import chain as triton_chain
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPERATURE = 0.5
@@ -301,9 +301,9 @@ def measure_chain(device: torch.device) -> dict[str, Any]:
     proposals = torch.randint(0, 510, (512, 510), device=device)
     parts = scores, proposals[:, 0].contiguous(), proposals, torch.rand(512, 510, device=device).log()
     found = {"loop_milliseconds": milliseconds(lambda: chain.metropolis_hastings(*parts, 255), device)}
-    if triton_chain.why_unsupported(scores) is None:
-        found["kernel_milliseconds"] = milliseconds(lambda: triton_chain.walk(*parts, 255), device)
-        pairs = zip(chain.metropolis_hastings(*parts, 255), triton_chain.walk(*parts, 255), strict=True)
+    if triton_chains.why_unsupported(scores) is None:
+        found["kernel_milliseconds"] = milliseconds(lambda: triton_chains.metropolis_hastings(*parts, 255), device)
+        pairs = zip(chain.metropolis_hastings(*parts, 255), triton_chains.metropolis_hastings(*parts, 255), strict=True)
         found["same_visits"] = all(torch.equal(one, other) for one, other in pairs)
     found["walk_milliseconds"] = milliseconds(walk_of(device), device)
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.state import metropolis as chain
-from hardneg.state.triton import chain as triton_chain
+from hardneg.state import triton_chains
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")
@@ -24,7 +24,7 @@ def numbers(chains: int, columns: int, steps: int, dtype: torch.dtype) -> tuple[
 
 
 def assert_same_visits(parts: tuple[Tensor, ...], burn_in: int = 0) -> chain.Visits:
-    ours, theirs = triton_chain.walk(*parts, burn_in), chain.metropolis_hastings(*parts, burn_in)  # type: ignore[call-arg]
+    ours, theirs = triton_chains.metropolis_hastings(*parts, burn_in), chain.metropolis_hastings(*parts, burn_in)  # type: ignore[call-arg]
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == expected.dtype
         assert torch.equal(mine, expected)
@@ -53,7 +53,7 @@ def test_scores_shared_by_all_chains() -> None:
 
 def test_what_cannot_be_served_is_named() -> None:
     half = numbers(2, 3, 4, torch.float32)[0].half()
-    assert triton_chain.why_unsupported(half) is not None
+    assert triton_chains.why_unsupported(half) is not None
     if torch.cuda.is_available():
         with pytest.raises(ArgumentError):
-            triton_chain.walk(half, *numbers(2, 3, 4, torch.float32)[1:])
+            triton_chains.metropolis_hastings(half, *numbers(2, 3, 4, torch.float32)[1:])

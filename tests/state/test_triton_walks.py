@@ -10,9 +10,9 @@ import torch
 
 import hardneg.state.chain
 from hardneg.core.types import Scores, Tags
+from hardneg.state import triton_chains
 from hardneg.state.chain import Chain, Walk
 from hardneg.state.metropolis import ChainBatch, ChainMemory
-from hardneg.state.triton import walks as triton_walks
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")
@@ -56,7 +56,7 @@ def slots_of(rows: int, num_views: int) -> torch.Tensor:
 
 def assert_same_walks(monkeypatch: pytest.MonkeyPatch, chain: Chain, scores: Scores, num_steps: int) -> Walk:
     slots, walks, chains = slots_of(len(scores.valid), chain.num_views), [], [chain, copy.deepcopy(chain)]
-    for each, kernels in zip(chains, (triton_walks, None), strict=True):
+    for each, kernels in zip(chains, (triton_chains, None), strict=True):
         monkeypatch.setattr(hardneg.state.chain, "_kernels_for", lambda batch, kernels=kernels: kernels)
         for _ in range(2):  # the second from where the one before has ended
             walks.append(each.walk(scores, slots, num_steps=num_steps))
@@ -102,8 +102,8 @@ def test_an_id_that_is_too_large_makes_nan_and_writes_nowhere() -> None:
     before, slots = copy.deepcopy(chain.state_dict()), torch.tensor([2, 9, 8], device=DEVICE)
     ids = scores.candidate_tags.ids
     batch = ChainBatch(scores.candidates, scores.valid, ids, torch.zeros_like(ids), slots)
-    walked = triton_walks.walk(batch, memory, 12, 2, -1e30)
-    triton_walks.remember(batch, memory, walked.end, NUM)
+    walked = triton_chains.walk(batch, memory, 12, 2, -1e30)
+    triton_chains.remember(batch, memory, walked.end, NUM)
     assert walked.log_visits.isnan().all(1).tolist() == [False, True, True]
     for name in ("state", "view", "log_score", "scored_at"):
         torch.testing.assert_close(chain.state_dict()[name][8:], before[name][8:], rtol=0.0, atol=0.0, equal_nan=True)

@@ -2,8 +2,8 @@
 
 ``stateful`` is the base class: all state in buffers, random draws from a seed and a step. ``pools`` has the queue and
 the bank, ``cache`` the negative cache, ``clusters`` the cluster of each instance. ``partition`` (SogCLR) and ``chain``
-(EMC2; its steps are in ``metropolis``, its kernels in ``triton/``) estimate the softmax over the data set. ``momentum``
-is MoCo's momentum encoder.
+(EMC2; its steps are in ``metropolis``, its kernels in ``triton_chains``) estimate the softmax over the data set.
+``momentum`` is MoCo's momentum encoder.
 """
 
 from hardneg.state.cache import Cache as Cache

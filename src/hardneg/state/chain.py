@@ -249,16 +249,16 @@ def _kernels_for(batch: ChainBatch) -> Any | None:
     """Return the module with the kernels if they support this batch."""
     if not batch.candidates.is_cuda:  # Triton is slow to import and needs a GPU
         return None
-    from hardneg.state.triton import walks as triton_walks
+    from hardneg.state import triton_chains
 
-    return triton_walks if triton_walks.supports(batch) else None
+    return triton_chains if triton_chains.supports(batch) else None
 
 
 def _steps_for(values: Tensor) -> Callable[..., Visits]:
     """Return the implementation of the steps: a kernel on a GPU, a loop elsewhere, with the same visits to the bit."""
     if values.is_cuda:
-        from hardneg.state.triton import chain as triton_chain
+        from hardneg.state import triton_chains
 
-        if triton_chain.why_unsupported(values) is None:
-            return triton_chain.walk
+        if triton_chains.why_unsupported(values) is None:
+            return triton_chains.metropolis_hastings
     return metropolis_hastings

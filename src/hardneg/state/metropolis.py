@@ -1,7 +1,7 @@
 """Metropolis-Hastings chains: their inputs, and their steps vectorised over the chains.
 
-``state.chain.Chain`` calls ``metropolis_hastings`` on a CPU. On a GPU ``state/triton/chain.py`` computes the same steps
-in one kernel, and ``state/triton/walks.py`` everything that EMC2 does with them.
+``state.chain.Chain`` calls ``metropolis_hastings`` on a CPU. On a GPU ``state/triton_chains.py`` computes the same
+steps in one kernel, and everything that EMC2 does with them in four.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""A batch of EMC2's chains as four kernels: what ``state.chain.Chain.walk`` computes, with the same draws.
+"""The Metropolis-Hastings chains of EMC2 in Triton; ``state.chain`` decides whether they run.
+
+``walk`` and ``remember`` are four kernels for a batch of chains: what ``state.chain.Chain.walk`` computes, with the
+same draws. ``metropolis_hastings`` is the bare walk with given draws, the visits of ``metropolis.metropolis_hastings``
+to the bit.
 
 The first kernel (``prepare``) computes, for all chains and steps at once, everything that does not depend on the state:
 where each chain starts, the proposed columns, their scores, and the bars that the score of the state must stay below
-for a move. So the walk itself has a comparison and two selections per step. Counts are added atomically and are the
-same in any order, because they are whole numbers. ``walk`` and ``remember`` are called by ``Chain``.
+for a move. So the walk itself has a comparison and two selections per step, and can load these ahead. Counts are added
+atomically and are the same in any order, because they are whole numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import ArgumentError
 from hardneg.core.tensors import outside_graphs
-from hardneg.kernels.triton.language import installed, jit, launched, tl
-from hardneg.state.metropolis import ChainBatch, ChainMemory, PerChain, PerColumn
+from hardneg.kernels.triton.language import installed, interpreted, jit, launched, tl
+from hardneg.state.metropolis import ChainBatch, ChainMemory, PerChain, PerColumn, PerStep, Visits
 
 
 @jit
@@ -351,3 +356,91 @@ def _in_rows(batch: ChainBatch) -> ChainBatch:
 
 def _stride(tag: Annotated[Tensor, "b|1 n"]) -> int:
     return 0 if len(tag) == 1 else tag.stride(0)
+
+
+CHAINS = 32
+"""Number of chains that one program of ``metropolis_hastings`` walks."""
+
+
+@launched
+def _walk_given(
+    scores_ptr, start_ptr, proposals_ptr, log_uniforms_ptr, ahead_ptr, counts_ptr, end_ptr, accepted_ptr,
+    num_chains, num_columns, num_steps, stride, burn_in, CHAINS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    within = tl.arange(0, CHAINS)
+    chains = program * CHAINS + within
+    real = chains < num_chains
+    # Of this program: proposed scores, bars and columns of each step, [3, steps, CHAINS].
+    ahead_ptr += program * 3 * num_steps * CHAINS
+    plane = num_steps * CHAINS
+    for begin in tl.range(0, num_steps, STEPS):
+        steps = begin + tl.arange(0, STEPS)[None, :]
+        there = real[:, None] & (steps < num_steps)
+        at = chains[:, None] * num_steps + steps
+        columns = tl.load(proposals_ptr + at, mask=there, other=-1)
+        proposed = tl.load(
+            scores_ptr + chains[:, None] * stride + columns, mask=there & (columns >= 0), other=float("-inf")
+        )
+        bars = proposed - tl.load(log_uniforms_ptr + at, mask=there, other=0.0)
+        bars = tl.where(proposed == float("-inf"), float("-inf"), bars)
+        to = ahead_ptr + steps * CHAINS + within[:, None]
+        tl.store(to, proposed, mask=steps < num_steps)
+        tl.store(to + plane, bars, mask=steps < num_steps)
+        tl.store(to + 2 * plane, columns.to(proposed.dtype), mask=steps < num_steps)
+    tl.debug_barrier()
+    column = tl.load(start_ptr + chains, mask=real, other=-1)
+    score = tl.load(scores_ptr + chains * stride + column, mask=real & (column >= 0), other=float("-inf"))
+    score = tl.where(score != score, float("-inf"), score)
+    column = column.to(score.dtype)
+    one = tl.zeros([CHAINS], score.dtype) + 1.0
+    for step in tl.range(0, num_steps, num_stages=AHEAD):
+        from_step = ahead_ptr + step * CHAINS + within
+        move = score < tl.load(from_step + plane)
+        score = tl.where(move, tl.load(from_step), score)
+        column = tl.where(move, tl.load(from_step + 2 * plane), column)
+        tl.store(accepted_ptr + step * num_chains + chains, move.to(tl.int8), mask=real)
+        visited = real & (column >= 0) & (within * 0 + step >= burn_in)
+        tl.atomic_add(counts_ptr + chains * num_columns + column.to(tl.int64), one, mask=visited, sem="relaxed")
+    tl.store(end_ptr + chains, column.to(tl.int64), mask=real)
+
+
+def why_unsupported(log_scores: PerColumn) -> str | None:
+    """Return the reason why the kernel does not support these scores; None if it does."""
+    if not installed:
+        return "triton 3.4 or newer is not installed"
+    if not log_scores.is_cuda:
+        return f"the scores are on {log_scores.device.type}, and Triton needs a GPU"
+    if log_scores.dtype not in (torch.float32, torch.float64):
+        return f"the scores are {log_scores.dtype}, not float32 or float64"
+    if log_scores.dtype == torch.float32 and log_scores.shape[1] >= 2**24:
+        return "there are 2**24 columns or more, which float32 cannot number"
+    return None
+
+
+@outside_graphs
+def metropolis_hastings(
+    log_scores: PerColumn, start: PerChain, proposals: PerStep, log_uniforms: PerStep, burn_in: int = 0
+) -> Visits:
+    """Walk the chains; arguments and result are those of ``metropolis.metropolis_hastings``.
+
+    Raises:
+        ArgumentError: If the kernel does not support the scores.
+    """
+    if not interpreted and (reason := why_unsupported(log_scores)):
+        fix = "use hardneg.state.metropolis.metropolis_hastings"
+        raise ArgumentError("metropolis_hastings", "scores that the Triton kernel supports", reason, fix)
+    b, n = log_scores.shape
+    k = proposals.shape[1]
+    scores = log_scores.detach() if log_scores.stride(1) == 1 else log_scores.detach().contiguous()
+    programs = -(-b // CHAINS)
+    ahead = scores.new_empty(programs, 3, k, CHAINS)
+    counts, end = scores.new_zeros(b, n), torch.empty_like(start)
+    accepted = torch.empty(k, b, dtype=torch.int8, device=scores.device)
+    if b:
+        _walk_given[(programs,)](
+            scores, start.contiguous(), proposals.contiguous(), log_uniforms.to(scores.dtype).contiguous(),
+            ahead, counts, end, accepted, b, n, k, scores.stride(0), burn_in,
+            CHAINS=CHAINS, STEPS=32, AHEAD=8, num_warps=4,
+        )  # fmt: skip
+    return Visits(counts, end, accepted.view(torch.bool).T)
