@@ -16,7 +16,7 @@ from typing import Any
 
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
-from hardneg.training.loop import Loop
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 

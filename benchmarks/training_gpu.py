@@ -27,10 +27,10 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
-from hardneg.training.loop import Loop
+from hardneg.training.loop.refreshing import PlanRefresher
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe
-from hardneg.training.refreshing import PlanRefresher
 
 BATCHES = {
     "uniform": "uniform()",

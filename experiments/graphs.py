@@ -34,9 +34,9 @@ from rich.table import Table
 from hardneg.io.provenance import environment
 from hardneg.training.data.graphs import GraphData
 from hardneg.training.evaluation.svm import svm_correct
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDS = 10

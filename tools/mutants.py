@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant("papers.py", "return reduce(info_nce(scores, log_w, num_negatives=\"mass\"), scores)", "return reduce(info_nce(scores, log_w), scores)", "tests/papers"),
     Mutant("papers.py", "positives=\"label\", num_negatives=\"candidates\", reduction=\"pairs\"", "positives=\"label\", num_negatives=\"candidates\", reduction=\"anchors\"", "tests/papers"),
     Mutant("losses/global_softmax.py", "losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)", "losses = surrogate(scores, walk.log_visits)", "tests/state tests/losses"),
-    Mutant("training/optimisers.py", "weight_decay if one.ndim > 1 else 0.0", "weight_decay", TRAINING),
+    Mutant("training/loop/optimisers.py", "weight_decay if one.ndim > 1 else 0.0", "weight_decay", TRAINING),
 ]  # fmt: skip
 
 

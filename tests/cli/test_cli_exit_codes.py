@@ -16,7 +16,7 @@ import pytest
 
 from hardneg.cli import tables as table
 from hardneg.comparing.runs import RunFailed
-from hardneg.training import loop as training
+from hardneg.training.loop import train as training
 from support.command import flags, hardneg
 
 

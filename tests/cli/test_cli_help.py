@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from hardneg.comparing.arms import parse_arm
-from hardneg.training import parts as training_setup
-from hardneg.training.checks import check_words
+from hardneg.training.loop import parts as training_setup
+from hardneg.training.loop.checks import check_words
 from hardneg.training.options import RECIPES
 from support.command import hardneg, help_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hardneg.training import recipes
-from hardneg.training.checks import check_words
+from hardneg.training.loop.checks import check_words
 from hardneg.training.options import RECIPES
 from support.command import flags, hardneg
 

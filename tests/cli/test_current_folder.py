@@ -18,8 +18,8 @@ from hardneg.batching.background import PlanningProcess
 from hardneg.comparing.runs import in_a_process
 from hardneg.io.functions import load_function
 from hardneg.io.processes import python, safe_children
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import Run
 
 OURS = ("hardneg", "own", "usercustomize", "sitecustomize")
 STANDARD = (

@@ -21,8 +21,8 @@ from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import run_of
 from hardneg.reporting import write_report
 from hardneg.training.data.images import ImageData
+from hardneg.training.loop.runs import Run, Warned
 from hardneg.training.options import TrainOptions
-from hardneg.training.runs import Run, Warned
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
 from support.html_page import Page

@@ -31,8 +31,8 @@ from hardneg.comparing.runs import (
 )
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
+from hardneg.training.loop.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, PeakMemory, Run
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, PeakMemory, Run
 from support.errors import warns
 from support.training_runs import few_digits, run, short
 

@@ -27,10 +27,10 @@ from hardneg.comparing.runs import Diverged, RunFailed, RunSettings, folder_of, 
 from hardneg.core.errors import Damaged, DataChanged, FileError, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
-from hardneg.training.data_record import data_record
+from hardneg.training.loop.data_record import data_record
+from hardneg.training.loop.parts import splits
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.parts import splits
-from hardneg.training.runs import Run
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
 from support.errors import raises, warns

@@ -16,9 +16,9 @@ from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged
 from hardneg.comparing.verdict import temperature_notes
 from hardneg.reporting import write_report
+from hardneg.training.loop.parts import splits
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import TrainOptions
-from hardneg.training.parts import splits
-from hardneg.training.runs import Run
 from support.command import hardneg
 from support.comparisons import Started, finish, nothing, result
 from support.errors import raises

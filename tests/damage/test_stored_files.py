@@ -25,7 +25,7 @@ from hardneg.batching.plan import Plan
 from hardneg.batching.planners import Proximity
 from hardneg.cli.app import app
 from hardneg.core.errors import HardnegError, HardnegWarning, forget_warnings
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
 from support.comparisons import here
 from support.damage import KINDS, damage
 from support.stored_files import commands, make_stored

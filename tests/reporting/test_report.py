@@ -18,8 +18,8 @@ from hardneg.io.outputs import sealed_page
 from hardneg.reporting import charts as charts_module
 from hardneg.reporting import write_report
 from hardneg.reporting.charts import separation
-from hardneg.training.records import text_of
-from hardneg.training.runs import Run
+from hardneg.training.loop.records import text_of
+from hardneg.training.loop.runs import Run
 from support.html_page import Page
 from support.reports import ACCURACY, ARMS, NUM_TEST, make_comparison, make_data, make_run, read
 

@@ -17,8 +17,8 @@ from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.runs import run_of
 from hardneg.pages.graph_drawing import thumbnail
 from hardneg.reporting import write_report
-from hardneg.training.records import text_of
-from hardneg.training.runs import Run
+from hardneg.training.loop.records import text_of
+from hardneg.training.loop.runs import Run
 from support.reports import ARMS, make_comparison, make_data, make_run, read
 
 

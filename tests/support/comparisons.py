@@ -11,9 +11,9 @@ import pytest
 from hardneg.comparing import runs as comparison_runs
 from hardneg.io.embeddings import pack_bits
 from hardneg.io.files import write_json
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import TrainOptions
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 from support.training_runs import few_digits
 
 Started = list[tuple[str, TrainOptions, Path]]

@@ -19,8 +19,8 @@ from hardneg.comparing.request import Comparison
 from hardneg.comparing.verdict import answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.reporting import write_report
 from hardneg.training.data.images import load
-from hardneg.training.data_record import fingerprint
-from hardneg.training.records import text_of
+from hardneg.training.loop.data_record import fingerprint
+from hardneg.training.loop.records import text_of
 from support.html_page import Page
 
 ARMS = (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardneg.training.method import Batch
+from hardneg.training.loop.method import Batch
 
 
 def unit(encoder: nn.Module, images: Tensor) -> Tensor:

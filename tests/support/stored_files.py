@@ -13,9 +13,9 @@ from hardneg.comparing.comparing import compare
 from hardneg.comparing.request import Comparison
 from hardneg.mining.job import run as mine_files
 from hardneg.mining.options import MineOptions
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 from support.comparisons import here
 from support.mining_jobs import encode, make_rows, write_lines
 

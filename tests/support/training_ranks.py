@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 import hardneg.training.data.images
 from hardneg.training.data.images import ImageData
 from hardneg.training.encoders import build_encoder
-from hardneg.training.loop import Loop
+from hardneg.training.loop.train import Loop
 from support.forks import CONTEXT
 from support.ranks import free_port
 from support.training_runs import run

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from hardneg.training.evaluation import logistic
-from hardneg.training.loop import Loop
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 
 FEW_ROWS = logistic.MAX_CROSS_VALIDATED
 # One of five folds chooses the penalty of the linear probe: all five would take half the time of a short run.

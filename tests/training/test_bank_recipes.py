@@ -24,14 +24,14 @@ from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.pairs import TextPairs
-from hardneg.training.method import Batch
+from hardneg.training.loop.method import Batch
+from hardneg.training.loop.records import final_of, has_collapsed
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.cmc import CMCRecipe, aspects_of, lab_of
 from hardneg.training.recipes.instance import Instance
 from hardneg.training.recipes.local_aggregation import LocalAggregation
 from hardneg.training.recipes.negative_cache import NegativeCache
-from hardneg.training.records import final_of, has_collapsed
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.steps import assert_step, unit
 from support.texts import pair_table, text_file

@@ -12,10 +12,10 @@ import pytest
 
 from hardneg.comparing import Comparison, compare
 from hardneg.core.errors import MissingExtra, forget_warnings
-from hardneg.training import boards
+from hardneg.training.loop import boards
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 from support.errors import raises, warns
 
 MODULE = "torch.utils.tensorboard"

@@ -10,9 +10,9 @@ import pytest
 
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.training.encoders import Encoder
-from hardneg.training.loop import Loop
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import Run
 from support.training_runs import assert_same, everything, few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")

@@ -24,9 +24,9 @@ from hardneg.training.augmentation.transforms import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
 from hardneg.training.export import export, how_to_load, may_run_code, resnet_names, transfer
+from hardneg.training.loop.parts import splits
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, CLIPOptions
-from hardneg.training.parts import splits
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.graphs import graph_file
 from support.libraries import library
@@ -220,7 +220,7 @@ class TestTexts:
         run("simcse", tmp_path / "run", {**options, "monitor": monitor, "monitor_every": 1})
         command = ["evaluate", str(tmp_path / "run"), "--sts", str(tmp_path / "sts.tsv"), "--split", "dev", "--json"]
         found = json.loads(CliRunner().invoke(app, command).output)
-        from hardneg.training.runs import Run
+        from hardneg.training.loop.runs import Run
 
         (look,) = [one["monitor"] for one in Run(tmp_path / "run").metrics() if "monitor" in one]
         assert found["sts"]["all"] == pytest.approx(look)

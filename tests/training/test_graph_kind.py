@@ -19,11 +19,11 @@ from hardneg.training.data.graph_files import save_graphs
 from hardneg.training.data.graphs import GraphData, augment_for
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.data.packed import Graphs
-from hardneg.training.data_record import fingerprint
 from hardneg.training.evaluation.svm import svm_correct
+from hardneg.training.loop.data_record import fingerprint
+from hardneg.training.loop.records import has_collapsed
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import GraphCLOptions
-from hardneg.training.records import has_collapsed
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.graphs import graph_file, random_graphs
 from support.html_page import Page

@@ -21,12 +21,12 @@ from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError
 from hardneg.training.data.graphs import GraphData
 from hardneg.training.data.inputs import joined
-from hardneg.training.method import Batch
+from hardneg.training.loop.method import Batch
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, GraphCLOptions, InfoGraphOptions, SupervisedOptions
 from hardneg.training.recipes.graphcl import GraphCL
 from hardneg.training.recipes.infograph import InfoGraph
 from hardneg.training.recipes.supervised import Supervised
-from hardneg.training.runs import Run
 from support.graphs import graph_file, random_graphs
 from support.training_ranks import on_two_ranks, run_job
 from support.training_runs import assert_same, everything, interrupted, run
@@ -159,7 +159,7 @@ def test_a_killed_process_is_resumed(file: str, tmp_path: Path) -> None:
     wanted = short(file, epochs=3)
     run("graphcl", tmp_path / "whole", wanted)
     script = (
-        "import os, sys, json; from hardneg.training.loop import Loop; from support.training_runs import run\n"
+        "import os, sys, json; from hardneg.training.loop.train import Loop; from support.training_runs import run\n"
         "from pathlib import Path; step = Loop._one_step\n"
         "def killed(self, *a):\n"
         "    os.kill(os.getpid(), 9) if self.step == 4 else step(self, *a)\n"

@@ -21,11 +21,11 @@ from hardneg.core.errors import HardnegError, NoFile, UnknownName
 from hardneg.reporting import write_report
 from hardneg.training.data.image_texts import ImageTexts, ranks
 from hardneg.training.data.inputs import Sided
-from hardneg.training.data_record import fingerprint
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
+from hardneg.training.loop.data_record import fingerprint
+from hardneg.training.loop.parts import splits
 from hardneg.training.options import CLIPOptions
-from hardneg.training.parts import splits
 from hardneg.training.recipes import run_recipe
 from support.errors import raises
 from support.html_page import Page

@@ -13,7 +13,7 @@ from hardneg.comparing.runs import in_a_process
 from hardneg.core.errors import ArgumentError, DataChanged, NoFile, UnknownName
 from hardneg.reporting import write_report
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
 from support.comparisons import here
 from support.errors import raises
 from support.html_page import Page
@@ -39,7 +39,7 @@ def short(data: str, **options: Any) -> dict[str, Any]:
 
 def test_the_kind_of_the_guide_is_about_40_lines() -> None:
     assert len(KIND.strip().splitlines()) <= 48  # with its imports
-    assert "rings" not in (Path(__file__).parents[2] / "src" / "hardneg" / "training" / "loop.py").read_text()
+    assert "rings" not in (Path(__file__).parents[2] / "src" / "hardneg" / "training" / "loop" / "train.py").read_text()
 
 
 def test_a_kind_trains_and_a_killed_run_resumes_to_the_same_bits(

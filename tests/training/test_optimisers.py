@@ -12,9 +12,9 @@ import torch
 from hardneg.comparing.arms import parse_arm
 from hardneg.core.errors import ArgumentError, HardnegWarning, forget_warnings
 from hardneg.reporting import write_report
-from hardneg.training.loop import Loop
-from hardneg.training.optimisers import SGD, Adam, AdamW, read_optimiser, read_rate
-from hardneg.training.runs import Run
+from hardneg.training.loop.optimisers import SGD, Adam, AdamW, read_optimiser, read_rate
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from support.errors import raises, warns
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, run, short
 

@@ -18,14 +18,14 @@ from hardneg.core.types import Keys
 from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.encoders import Encoder, build_encoder
-from hardneg.training.method import Batch
+from hardneg.training.loop.method import Batch
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.emc2 import EMC2Method
 from hardneg.training.recipes.moco import MoCoV2, MoCoV3
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.recipes.sogclr import SogCLRMethod
 from hardneg.training.recipes.supervised import Supervised
-from hardneg.training.runs import Run
 from support.steps import assert_step, unit
 from support.training_runs import few_digits, run, short
 

@@ -28,14 +28,14 @@ from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
 from hardneg.training.export import load_encoder, transfer
-from hardneg.training.method import Batch, Method
+from hardneg.training.loop.method import Batch, Method
+from hardneg.training.loop.parts import splits
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
-from hardneg.training.parts import splits
 from hardneg.training.recipes.clip import CLIP
 from hardneg.training.recipes.pairs import PairsRecipe
 from hardneg.training.recipes.quick_thoughts import QuickThoughts
 from hardneg.training.recipes.simcse import SimCSE
-from hardneg.training.runs import Run
 from hardneg.training.text_encoders import text_encoder
 from support.errors import raises
 from support.html_page import Page

@@ -20,10 +20,10 @@ from hardneg.comparing import Comparison, compare
 from hardneg.core.errors import ArgumentError, Damaged, FileError, InUse, NotWritten, UnknownName
 from hardneg.io.files import write_atomically
 from hardneg.training.data.images import ImageData
-from hardneg.training.loop import Loop
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.forks import CONTEXT
 from support.training_runs import assert_same, everything, few_digits, run, short, stop_after

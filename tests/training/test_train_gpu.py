@@ -21,8 +21,8 @@ from hardneg.batching.graph import build_graph
 from hardneg.batching.planners import Proximity
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.training.loop import Loop
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from support.training_ranks import run_job
 from support.training_runs import STEPS, assert_same, everything, few_digits, run, short
 

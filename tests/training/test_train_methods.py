@@ -12,10 +12,10 @@ import pytest
 from hardneg.core.errors import FileError
 from hardneg.core.options import option
 from hardneg.core.schedules import linear
-from hardneg.training.loop import train
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import train
 from hardneg.training.options import SimCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.training_runs import assert_same, everything, options_of, run, stop_after
 

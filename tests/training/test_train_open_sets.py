@@ -12,9 +12,9 @@ from hardneg import papers
 from hardneg.comparing.arms import parse_arm
 from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.checks import try_negatives
+from hardneg.training.loop.checks import try_negatives
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, SimCLROptions
-from hardneg.training.runs import Run
 from support.training_runs import few_digits, flat, run, short
 
 

@@ -15,9 +15,9 @@ import torch
 import hardneg.training.recipes.__main__ as recipes_main
 from hardneg.core.errors import Damaged, DataChanged, DiskFull, NotFinite
 from hardneg.training.data.images import ImageData, load
-from hardneg.training.data_record import fingerprint
+from hardneg.training.loop.data_record import fingerprint
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, NO_MEMORY, NO_ROOM, REFUSED, Run
 from hardneg.training.recipes.__main__ import main
-from hardneg.training.runs import DATA_CHANGED, DIVERGED, NO_MEMORY, NO_ROOM, REFUSED, Run
 from support.errors import raises
 from support.training_runs import few_digits, options_of, run, stop_after
 

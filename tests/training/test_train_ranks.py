@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from hardneg.training.data.images import ImageData
+from hardneg.training.loop.parts import synchronised
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import MoCoOptions
-from hardneg.training.parts import synchronised
 from hardneg.training.recipes.moco import MoCoV2
-from hardneg.training.runs import Run
 from support.ranks import free_port
 from support.training_ranks import run_job
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, short

@@ -13,12 +13,12 @@ import torch
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.errors import ArgumentError
-from hardneg.training.checks import try_negatives
 from hardneg.training.evaluation.embeddings import evaluate_file
-from hardneg.training.loop import Loop
+from hardneg.training.loop.checks import try_negatives
+from hardneg.training.loop.records import final_of
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import RECIPES
-from hardneg.training.records import final_of
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.training_runs import BATCH_SIZE, NUM_IMAGES, STEPS, assert_same, everything, few_digits, run, short
 

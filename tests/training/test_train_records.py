@@ -13,13 +13,13 @@ import torch
 from hardneg.core.errors import ArgumentError, HardnegWarning
 from hardneg.training.augmentation import from_transform
 from hardneg.training.data.images import load
-from hardneg.training.data_record import fingerprint
-from hardneg.training.loop import train
+from hardneg.training.loop.data_record import fingerprint
+from hardneg.training.loop.records import final_of, has_collapsed
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import train
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.recipes.supervised import Supervised
-from hardneg.training.records import final_of, has_collapsed
-from hardneg.training.runs import Run
 from support.training_runs import options_of, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")

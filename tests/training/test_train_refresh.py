@@ -17,9 +17,9 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
+from hardneg.training.loop.refreshing import PlanRefresher
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
-from hardneg.training.refreshing import PlanRefresher
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.training_runs import STEPS, few_digits, interrupted, run, short
 

@@ -15,8 +15,8 @@ import torch
 import hardneg.comparing.runs
 from hardneg.comparing import Comparison, compare
 from hardneg.training.evaluation import logistic
-from hardneg.training.loop import Loop
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from support.comparisons import here
 from support.forks import CONTEXT
 from support.training_runs import BATCH_SIZE, FEW_ROWS, assert_same, everything, few_digits, interrupted, run, short

@@ -12,11 +12,11 @@ import torch
 
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, NotFinite, forget_warnings
 from hardneg.io.embeddings import load_embeddings
-from hardneg.training.checks import check_words
 from hardneg.training.data.images import load
+from hardneg.training.loop.checks import check_words
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes.sogclr import SogCLRMethod
-from hardneg.training.runs import Run
 from support.errors import raises
 from support.training_runs import few_digits, run, short
 
@@ -160,7 +160,7 @@ class Plain(torch.nn.Module):
 
 
 def test_any_module_is_an_encoder_and_a_wrong_one_is_reported_at_once(data: str, tmp_path: Path) -> None:
-    from hardneg.training.loop import train
+    from hardneg.training.loop.train import train
     from hardneg.training.recipes.simclr import SimCLR
 
     def build(shape: tuple[int, ...], *what: Any) -> SimCLR:

@@ -15,8 +15,8 @@ import torch
 
 from hardneg.core.errors import Damaged, FileError, HardnegWarning
 from hardneg.io.embeddings import load_embeddings
-from hardneg.training.checkpoints import NEWEST, PREVIOUS
-from hardneg.training.runs import Run
+from hardneg.training.loop.checkpoints import NEWEST, PREVIOUS
+from hardneg.training.loop.runs import Run
 from support.errors import raises, warns
 from support.training_runs import assert_same, everything, options_of, run
 

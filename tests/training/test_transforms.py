@@ -15,7 +15,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.views import as_augmentation, check_plain, described
 from hardneg.training.data.images import load
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
 from support.errors import raises
 from support.training_runs import few_digits, run, short
 

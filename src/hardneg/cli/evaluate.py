@@ -125,7 +125,7 @@ def _cross_validate(path: Path, file: Path) -> dict[str, Any]:
 
 def _why_no_embeddings(path: Path) -> str:
     """Explain why a run has no embeddings, and how to get them."""
-    from hardneg.training.runs import Run
+    from hardneg.training.loop.runs import Run
 
     run = Run(path)
     result = run.result()

@@ -24,8 +24,8 @@ from hardneg.core.schedules import LONG, Number, Schedule, adaptive, registered_
 from hardneg.core.text import printable
 from hardneg.negatives import Negatives, parse
 from hardneg.negatives.grammar import read_expression
-from hardneg.training.checks import number_of, try_negatives
-from hardneg.training.optimisers import read_optimiser, read_rate
+from hardneg.training.loop.checks import number_of, try_negatives
+from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.options import RECIPES, TrainOptions
 
 SCHEDULED = ("temperature", "tau_plus")

@@ -11,9 +11,9 @@ from dataclasses import fields
 from typing import Any
 
 from hardneg.comparing.request import SHARED
-from hardneg.training.data_record import count_in, noun_in
+from hardneg.training.loop.data_record import count_in, noun_in
+from hardneg.training.loop.runs import Warned
 from hardneg.training.options import TrainOptions
-from hardneg.training.runs import Warned
 
 CAUTION_SHARE = 0.5
 """Share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns at it, too."""
@@ -23,7 +23,7 @@ OTHER_OPTIONS = (
 )  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""
 TrainRecord = Mapping[str, Any] | None
-"""Record of what a run trained (training/data_record.py); None before training starts."""
+"""Record of what a run trained (training/loop/data_record.py); None before training starts."""
 
 
 def cautions(

@@ -28,13 +28,13 @@ from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, tempe
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
-from hardneg.training.boards import check_boards
-from hardneg.training.checks import check_batch, check_sources, check_words
 from hardneg.training.data.items import Items, Splits
-from hardneg.training.data_record import count_in, data_record, noun_in
 from hardneg.training.evaluation.measures import AUTO, measure, measures_in
+from hardneg.training.loop.boards import check_boards
+from hardneg.training.loop.checks import check_batch, check_sources, check_words
+from hardneg.training.loop.data_record import count_in, data_record, noun_in
+from hardneg.training.loop.parts import splits
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.parts import splits
 
 ArmResults = list[list[dict[str, Any]]]
 """For every arm the results of its seeds."""
@@ -265,7 +265,7 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
         comparison: The request.
 
     Returns:
-        Record of the data (training/data_record.py), and the name of the metric that decides.
+        Record of the data (training/loop/data_record.py), and the name of the metric that decides.
 
     Raises:
         ArgumentError: If two arms train alike, or options of the arms and the comparison contradict each other.

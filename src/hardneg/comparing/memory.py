@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hardneg.core.errors import optional
 from hardneg.io.processes import python
-from hardneg.training.runs import PeakMemory, Run
+from hardneg.training.loop.runs import PeakMemory, Run
 
 FILLED = 0.9
 """Share of the free memory that all runs together may use."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from hardneg.training.runs import Run
+from hardneg.training.loop.runs import Run
 
 TAIL = 4096
 """Bytes read from the end of metrics.jsonl, which hold its last record."""

@@ -16,10 +16,10 @@ from typing import Any
 from hardneg.comparing.arms import Arm
 from hardneg.core.errors import ArgumentError, Damaged, FileError, UnknownName, argument_error, warn_once
 from hardneg.io.files import read_json, run_again, write_json
-from hardneg.training.data_record import check_same_data, is_data_record
 from hardneg.training.evaluation.measures import AUTO, MEASURES
+from hardneg.training.loop.data_record import check_same_data, is_data_record
+from hardneg.training.loop.runs import changes
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import changes
 
 SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share", "evaluate_with")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""
@@ -162,7 +162,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
     Args:
         out: Folder of the comparison.
         comparison: Request with its metric resolved.
-        data: Record of the data (training/data_record.py).
+        data: Record of the data (training/loop/data_record.py).
         threads: Number of threads per run, for a new comparison.
         allow_other_data: Accept data that differ from those of the earlier comparison.
 

@@ -27,8 +27,8 @@ from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED
 from hardneg.core.errors import HardnegError, warn_once
 from hardneg.io.processes import python, safe_environment
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 from hardneg.training.options import RECIPES, TrainOptions
-from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
 
 RUNS_ON_A_GPU = 2
 """Default number of parallel runs on a GPU: one compiles, plans and evaluates while the other trains."""

@@ -1,7 +1,7 @@
 """Contents of a report: the arms of a run or a comparison, their seeds, and what is missing.
 
 ``PageContents`` has ``ArmRuns``, which have ``SeedRun``; reading.py constructs them, and the modules of the sections
-(write.py, table.py, charts.py, pictures.py) read them. The functions at the end format numbers and names.
+(write.py, charts.py, charts.py, pictures.py) read them. The functions at the end format numbers and names.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, TypeGuard
 from hardneg.comparing.arms import uses_labels
 from hardneg.comparing.cautions import cautions, differing_settings, same_weights, settings_notes
 from hardneg.comparing.request import letter_of
-from hardneg.training.data_record import noun_in
 from hardneg.training.evaluation.measures import measure
-from hardneg.training.runs import Run
+from hardneg.training.loop.data_record import noun_in
+from hardneg.training.loop.runs import Run
 
 ABSENT = "n/a"
 """Text for a value that is missing or not finite."""
@@ -50,7 +50,7 @@ class SeedRun:
 
     @property
     def trained(self) -> dict[str, Any] | None:
-        """Record of what was trained (training/data_record.py); None before training starts."""
+        """Record of what was trained (training/loop/data_record.py); None before training starts."""
         return self.config.get("trained")
 
 

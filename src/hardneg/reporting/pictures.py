@@ -17,8 +17,8 @@ from hardneg.io.embeddings import load_evaluated
 from hardneg.reporting.contents import ArmRuns, PageContents, SeedRun, evaluated_in, listed
 from hardneg.training.data.items import TEST_SHARE, Items, Shown
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data_record import fingerprint
 from hardneg.training.evaluation.pairs import directions
+from hardneg.training.loop.data_record import fingerprint
 from hardneg.training.options import TrainOptions
 
 NUM_ANCHORS, NUM_NEAREST, NUM_OTHER = 6, 8, 4

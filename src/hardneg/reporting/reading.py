@@ -22,8 +22,8 @@ from hardneg.core.text import printable
 from hardneg.io.files import read_json
 from hardneg.reporting.contents import ArmRuns, ContentsTable, PageContents, SeedRun, known, missing_parts
 from hardneg.training.evaluation.measures import MEASURES, USUAL, headline_of
+from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
-from hardneg.training.runs import Run
 
 MOST_SEEDS = 10_000
 """Maximum number of seeds; more are taken for a damaged file."""

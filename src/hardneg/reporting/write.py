@@ -32,8 +32,8 @@ from hardneg.reporting.charts import (
 from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
 from hardneg.reporting.pictures import pictures_of
 from hardneg.reporting.reading import read_all_contents
-from hardneg.training.data_record import count_in
 from hardneg.training.evaluation.measures import MEASURES, unit_of
+from hardneg.training.loop.data_record import count_in
 
 
 def write_report(

@@ -3,6 +3,7 @@
 Three parts, in reading order:
 
 - data: ``data/``, ``augmentation/`` and the encoders, which turn a ``--data`` text into batches of views;
-- loop: ``method.py`` (the interface of a recipe), ``loop.py``, ``runs.py`` (the run directory) and ``recipes/``;
+- loop: ``loop/`` (``method.py`` is the interface of a recipe, ``train.py`` the loop, ``runs.py`` the run directory),
+  ``options/`` and ``recipes/``;
 - evaluation: ``evaluation/``, and ``export.py`` for the trained encoder.
 """

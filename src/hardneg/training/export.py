@@ -25,15 +25,15 @@ from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error
 from hardneg.io.files import write_atomically, write_json
 from hardneg.io.functions import names_a_file
 from hardneg.training.backbones import ResNetBackbone
-from hardneg.training.checkpoints import read_state
 from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.items import Items, Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
+from hardneg.training.loop.checkpoints import read_state
+from hardneg.training.loop.runs import Run
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
-from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
 WEIGHTS = ("last", "best")

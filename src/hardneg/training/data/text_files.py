@@ -1,6 +1,6 @@
 """Readers of texts from disk: lines of a plain file, or columns of a table.
 
-The data kinds of texts (texts.py, text_pairs.py, image_texts.py) parse a path by ``split_columns``, read a file by
+The data kinds of texts (texts.py, pairs.py, image_texts.py) parse a path by ``split_columns``, read a file by
 ``read_lines`` or ``io.tables.read_table``, and take columns of a table by the other functions.
 """
 

@@ -6,7 +6,7 @@
 Encoders are evaluated by STS or retrieval benchmarks with ``--evaluate-with``, by classes where there are any, and by
 retrieval of the second half of a text from its first half.
 
-``TextItems`` is what this kind shares with pairs of texts (text_pairs.py). Files are read by text_files.py and
+``TextItems`` is what this kind shares with pairs of texts (pairs.py). Files are read by text_files.py and
 tokenised by tokens.py.
 """
 

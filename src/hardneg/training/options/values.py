@@ -1,7 +1,7 @@
 """Checks of the value of a single option: its type, its bounds, and the words that describe both in errors.
 
 ``TrainOptions`` calls ``check_option`` for each of its fields; the readers of flags and YAML files use the helpers.
-Expressions and schedules are only checked for their shape here; ``training/checks.py`` parses them.
+Expressions and schedules are only checked for their shape here; ``training/loop/checks.py`` parses them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipes: one flat file per method, trained by the loop in ``training/loop.py``.
+"""Recipes: one flat file per method, trained by the loop in ``training/loop/train.py``.
 
 ``METHODS`` maps the name of a recipe to its module and method; ``run_recipe`` is the entry point of ``hardneg
 train``, comparisons and ``hn.train``. To read one recipe, start with ``simclr.py``; most others derive from it. To
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
-from hardneg.training.boards import check_boards
-from hardneg.training.loop import train
+from hardneg.training.loop.boards import check_boards
+from hardneg.training.loop.train import train
 from hardneg.training.options import RECIPES, TrainOptions
 
 METHODS = {

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import DataChanged, DiskFull, HardnegWarning, NotFinite
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
-from hardneg.training.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
 
 EXIT_CODES: list[tuple[type[BaseException], int]] = [
     (NotFinite, DIVERGED),

@@ -19,8 +19,8 @@ from hardneg.core.objectives import Sigmoid
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives.grammar import read_objective
 from hardneg.training.data.items import Items
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import CLIPOptions
-from hardneg.training.parts import loss_for
 from hardneg.training.recipes.simclr import SimCLR
 
 MIN_TEMPERATURE = 0.01

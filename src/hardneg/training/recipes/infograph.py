@@ -18,9 +18,9 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import seeded
 from hardneg.training.gin import GIN, pooled, xavier
-from hardneg.training.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import InfoGraphOptions
-from hardneg.training.parts import loss_for
 
 
 class InfoGraph(Method):

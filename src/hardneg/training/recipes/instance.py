@@ -29,9 +29,9 @@ from hardneg.search.draws import draw
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options.banks import BankOptions, InstanceOptions
-from hardneg.training.parts import loss_for
 
 ViewList = list[Tensor]
 """Unit vectors of a batch, one [b, d] per bank."""

@@ -20,13 +20,13 @@ from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Queue
-from hardneg.training.checks import number_of
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items
 from hardneg.training.encoders import features_of
-from hardneg.training.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.checks import number_of
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import MoCoOptions
-from hardneg.training.parts import loss_for
 
 
 class MoCoV2(Method):

@@ -21,7 +21,7 @@ from hardneg.core.keyed import generator_at
 from hardneg.core.types import Keys
 from hardneg.state.cache import Cache, cache_loss
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, EncodeInputs
+from hardneg.training.loop.method import Batch, EncodeInputs
 from hardneg.training.options import NegativeCacheOptions
 from hardneg.training.recipes.instance import encode_all
 from hardneg.training.recipes.simclr import SimCLR

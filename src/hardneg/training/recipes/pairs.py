@@ -15,9 +15,9 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import PairsOptions
-from hardneg.training.parts import loss_for
 
 
 class PairsRecipe(Method):

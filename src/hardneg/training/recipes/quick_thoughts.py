@@ -21,9 +21,9 @@ from hardneg.core.tensors import widened
 from hardneg.core.types import Keys, Scores
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import QuickThoughtsOptions
-from hardneg.training.parts import loss_for
 
 
 class QuickThoughts(Method):

@@ -16,8 +16,8 @@ from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Items
-from hardneg.training.method import Batch, EncodeInputs, Method
-from hardneg.training.parts import loss_for
+from hardneg.training.loop.method import Batch, EncodeInputs, Method
+from hardneg.training.loop.parts import loss_for
 
 
 class SimCLR(Method):

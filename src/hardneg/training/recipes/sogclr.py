@@ -15,7 +15,7 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import Replayed, SogCLR
 from hardneg.training.data.items import Items
-from hardneg.training.method import EncodeInputs
+from hardneg.training.loop.method import EncodeInputs
 from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 

@@ -18,9 +18,9 @@ from hardneg.core.scoring import two_views
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import OtherLabel, Uniform, assumption_1
 from hardneg.training.data.items import Items
+from hardneg.training.loop.records import COLLAPSED_WITH_LABELS
 from hardneg.training.options import SupervisedOptions
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.records import COLLAPSED_WITH_LABELS
 
 
 class Supervised(SimCLR):

@@ -36,11 +36,11 @@ from hardneg.core.errors import Damaged, FileError, HardnegWarning
 from hardneg.core.text import printable
 from hardneg.io.files import disk_failure, locked, read_json, write_atomically, write_json
 from hardneg.io.provenance import environment
-from hardneg.training.boards import leave_boards, show_on_boards
-from hardneg.training.checkpoints import RECORDS, Checkpoints
-from hardneg.training.data_record import check_same_data, check_same_encoder, is_record
 from hardneg.training.evaluation.measures import MEASURES
-from hardneg.training.records import count_lines, line_of, read_records, text_of
+from hardneg.training.loop.boards import leave_boards, show_on_boards
+from hardneg.training.loop.checkpoints import RECORDS, Checkpoints
+from hardneg.training.loop.data_record import check_same_data, check_same_encoder, is_record
+from hardneg.training.loop.records import count_lines, line_of, read_records, text_of
 
 CONFIG_FIX = "restore a copy, or use another --out"
 

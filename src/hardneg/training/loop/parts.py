@@ -19,12 +19,12 @@ from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.checks import number_of
 from hardneg.training.data.items import Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import has_batch_statistics
+from hardneg.training.loop.checks import number_of
+from hardneg.training.loop.runs import PeakMemory
 from hardneg.training.options import TrainOptions
-from hardneg.training.runs import PeakMemory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,9 +1,9 @@
 """The training loop that all recipes share: devices, ranks, checkpoints, records and the final evaluation.
 
-A recipe contributes a ``Method`` (``training/method.py``): the encoder to train and the loss of a batch. The data is
-``Items`` of any kind (``training/data/items.py``). Views are a pure function of (seed, epoch, id, view) and batches
-of (seed, epoch, graph), so a killed run resumes bit by bit from its last checkpoint, and several ranks together see
-the batches that one process would see.
+A recipe contributes a ``Method`` (``training/loop/method.py``): the encoder to train and the loss of a batch. The data
+is ``Items`` of any kind (``training/data/items.py``). Views are a pure function of (seed, epoch, id, view) and batches
+of (seed, epoch, graph), so a killed run resumes bit by bit from its last checkpoint, and several ranks together see the
+batches that one process would see.
 
 Read ``train`` first, the entry point of ``hardneg train`` and ``hn.train``: it checks the options, opens the run
 directory and drives a ``Loop``. ``Loop.run_all`` trains the remaining epochs; ``Loop.finish`` evaluates and writes
@@ -36,16 +36,15 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import Augmentation
-from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
-from hardneg.training.data_record import data_record, encoder_record
 from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
-from hardneg.training.method import Batch, Build, EncodeInputs
-from hardneg.training.optimisers import Updates, read_optimiser
-from hardneg.training.options.base import TrainOptions, defaults_of
-from hardneg.training.parts import (
+from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives
+from hardneg.training.loop.data_record import data_record, encoder_record
+from hardneg.training.loop.method import Batch, Build, EncodeInputs
+from hardneg.training.loop.optimisers import Updates, read_optimiser
+from hardneg.training.loop.parts import (
     accelerator_for,
     check_agreed,
     held_memory,
@@ -54,9 +53,10 @@ from hardneg.training.parts import (
     splits,
     synchronised,
 )
-from hardneg.training.records import final_of, has_collapsed
-from hardneg.training.refreshing import PlanRefresher
-from hardneg.training.runs import Run
+from hardneg.training.loop.records import final_of, has_collapsed
+from hardneg.training.loop.refreshing import PlanRefresher
+from hardneg.training.loop.runs import Run
+from hardneg.training.options.base import TrainOptions, defaults_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

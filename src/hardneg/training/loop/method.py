@@ -1,7 +1,7 @@
 """The interface of a training recipe: the encoder to train, the loss of a batch, and the state of a checkpoint.
 
-``Method`` is what the loop in ``training/loop.py`` trains; every file of ``training/recipes`` defines one. ``Batch``
-is what it receives in each step, and ``Build`` the signature of its constructor.
+``Method`` is what the loop in ``training/loop/train.py`` trains; every file of ``training/recipes`` defines one.
+``Batch`` is what it receives in each step, and ``Build`` the signature of its constructor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.types import Keys
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items, MinedRows
-from hardneg.training.records import COLLAPSED_SIMILARITY
+from hardneg.training.loop.records import COLLAPSED_SIMILARITY
 
 EncodeInputs = Callable[[Inputs], Tensor]
 

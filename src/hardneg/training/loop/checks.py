@@ -22,7 +22,7 @@ from hardneg.negatives.grammar import read_expression, read_generator, read_obje
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
-from hardneg.training.optimisers import read_optimiser, read_rate
+from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import Scheduled, check_bounds
 
