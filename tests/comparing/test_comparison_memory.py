@@ -19,7 +19,7 @@ from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.memory import Machine, NotStarted, RunPlace, free_memory, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.runs import (
-    NoRoom,
+    NoDiskSpace,
     OtherData,
     OutOfMemory,
     RunFailed,
@@ -31,7 +31,7 @@ from hardneg.comparing.runs import (
 )
 from hardneg.core.errors import HardnegWarning, forget_warnings
 from hardneg.io.files import write_json
-from hardneg.training.loop.runs import DATA_CHANGED, NO_MEMORY, NO_ROOM, PeakMemory, Run
+from hardneg.training.loop.runs import DATA_CHANGED, NO_DISK_SPACE, NO_MEMORY, PeakMemory, Run
 from hardneg.training.options import RECIPES
 from support.errors import warns
 from support.training_runs import few_digits, run, short
@@ -211,7 +211,7 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
     [
         (-9, "", OutOfMemory),
         (NO_MEMORY, "CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
-        (NO_ROOM, "metrics.jsonl could not be written", NoRoom),
+        (NO_DISK_SPACE, "metrics.jsonl could not be written", NoDiskSpace),
         (DATA_CHANGED, "train needs the data", OtherData),
         (1, "RuntimeError: out of memory, make room", RunFailed),  # sentences decide nothing
         (1, "ValueError: too warm", RunFailed),

@@ -16,7 +16,7 @@ import hardneg.training.recipes.__main__ as recipes_main
 from hardneg.core.errors import Damaged, DataChanged, DiskFull, NotFinite
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.loop.data_record import fingerprint
-from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, NO_MEMORY, NO_ROOM, REFUSED, Run
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, NO_DISK_SPACE, NO_MEMORY, REFUSED, Run
 from hardneg.training.recipes.__main__ import main
 from support.errors import raises
 from support.training_runs import few_digits, options_of, run, stop_after
@@ -107,7 +107,7 @@ def test_the_process_of_a_run_has_a_code_for_other_data(
     ("error", "code"),
     [
         (NotFinite("train", "finite losses"), DIVERGED),
-        (DiskFull("file", 28, "No space left on device"), NO_ROOM),
+        (DiskFull("file", 28, "No space left on device"), NO_DISK_SPACE),
         (torch.OutOfMemoryError("CUDA out of memory"), NO_MEMORY),
         (MemoryError(), NO_MEMORY),
         (Damaged("train", "a checkpoint", "file"), REFUSED),

@@ -7,7 +7,7 @@ The positive of an anchor is:
 - with ``positives="label"``, one row of the same label, drawn with the seed, as in supervised training;
 - otherwise nothing, so that figures that need a positive (BelowPositive, the clamped share) are undefined.
 
-``make_audited_pairs`` is called by ``engine``, ``files`` and ``mined``.
+``make_audited_pairs`` is called by ``entry`` and ``files``.
 """
 
 from __future__ import annotations

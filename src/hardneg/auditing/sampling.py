@@ -4,7 +4,7 @@ If every anchor is measured, all figures are exact. With a sample of anchors, me
 a standard error, and hubness is unbiased; the hub share is too large and the coverage too small, the more so the fewer
 anchors there are. The candidates are never sampled: ranks and quantiles refer to the full corpus.
 
-``audit_pairs`` is the entry, called by ``engine``, ``files`` and ``mined``; ``sample_lists`` belongs to ``mined``.
+``audit_pairs`` is the entry, called by ``entry`` and ``files``; ``sample_lists`` draws the lists of a mined file.
 """
 
 from __future__ import annotations

@@ -136,4 +136,4 @@ def _planned(rules: Epoch, plan: Plan, planner: Planner, shared: SharedGraph, co
     """Return the plan with ``count`` more batches."""
     graph = shared.graph()
     prepared = planner.prepared(graph, rules.batch_size, rules.seed)
-    return rules.extended(plan, rules.filler(plan), planner, graph, prepared, count)
+    return rules.extended(plan, rules.builder(plan), planner, graph, prepared, count)

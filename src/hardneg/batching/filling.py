@@ -1,8 +1,8 @@
 """Fill the batches of an epoch: track which instances are free, enforce the guard, and count the exceptions.
 
-A planner offers nodes in the order it prefers, and the filler accepts those that are free and allowed by the guard.
+A planner offers nodes in the order it prefers, and the builder accepts those that are free and allowed by the guard.
 Places that a planner leaves open are filled with uniform draws. So coverage and the guard hold for every planner by
-construction. ``Guard`` is the public part; ``BatchFiller`` is used by planners (planners/), and created by ``Epoch``
+construction. ``Guard`` is the public part; ``BatchBuilder`` is used by planners (planners/), and created by ``Epoch``
 (planners/base.py).
 """
 
@@ -94,7 +94,7 @@ class FillCounts:
 
 
 @dataclass
-class BatchFiller:
+class BatchBuilder:
     """State of an epoch while its batches are filled.
 
     Planners use ``start`` (a uniform first node), ``offer`` (preferred nodes), ``draw`` (another uniform node), and

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from hardneg.batching.background import PlanningProcess
-from hardneg.batching.filling import BatchFiller, Guard
+from hardneg.batching.filling import BatchBuilder, Guard
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, batch_hash
 from hardneg.batching.planners.base import Epoch, Planner
@@ -226,10 +226,10 @@ class PlannedBatchSampler(BatchSampler):
             self._prepared = (type(planner), data, prepared)
         return planner, data, prepared
 
-    def _continued(self, plan: Plan, filler: BatchFiller, source: Source) -> Plan:
+    def _continued(self, plan: Plan, builder: BatchBuilder, source: Source) -> Plan:
         """Return the plan with one more segment, or with a part of one."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
-        return self._kept(self._rules_of(plan.epoch).extended(plan, filler, *source, count))
+        return self._kept(self._rules_of(plan.epoch).extended(plan, builder, *source, count))
 
     def _kept(self, plan: Plan) -> Plan:
         """Store a plan as the current one, and write it to the plan file."""
@@ -385,7 +385,7 @@ class PlanIterator(Iterator[list[int]]):
 
     def _begin(self, epoch: int, position: int) -> None:
         """Go to a batch of an epoch, planning those before it if necessary."""
-        self._plan, self._position, self._filler, self._source = self._sampler._begun(epoch), 0, None, None
+        self._plan, self._position, self._builder, self._source = self._sampler._begun(epoch), 0, None, None
         self._hash = batch_hash(self._plan)
         self._sampler._plan = self._plan
         while self._position < position:
@@ -398,19 +398,19 @@ class PlanIterator(Iterator[list[int]]):
             waits = sampler._planned is not None or isinstance(sampler._data, Future)
             planned = sampler._from_process(self._plan) if waits else None
             if planned is not None:
-                self._plan, self._filler, self._source = planned, None, None
+                self._plan, self._builder, self._source = planned, None, None
             else:
-                if self._filler is None:
-                    self._filler = sampler._rules_of(self._plan.epoch).filler(self._plan)
+                if self._builder is None:
+                    self._builder = sampler._rules_of(self._plan.epoch).builder(self._plan)
                 if self._source is None or self._position % sampler.segment == 0:
                     self._source = sampler._source(self._plan.epoch)
-                self._plan = sampler._continued(self._plan, self._filler, self._source)
+                self._plan = sampler._continued(self._plan, self._builder, self._source)
         batch = self._plan[self._position]
         self._hash.update(batch.tobytes())
         self._position += 1
         return batch
 
-    _filler: BatchFiller | None
+    _builder: BatchBuilder | None
     _source: Source | None
 
 

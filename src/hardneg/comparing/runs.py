@@ -27,7 +27,7 @@ from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED
 from hardneg.core.errors import HardnegError, warn_once
 from hardneg.io.processes import python, safe_environment
-from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, Run
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_DISK_SPACE, NO_MEMORY, Run
 from hardneg.training.options import RECIPES, TrainOptions
 
 RUNS_ON_A_GPU = 2
@@ -69,7 +69,7 @@ class OutOfMemory(RunFailed):
     advice = "Use a smaller --batch-size, or free memory and give the same command again: finished runs are kept"
 
 
-class NoRoom(RunFailed):
+class NoDiskSpace(RunFailed):
     """A run found the disk full."""
 
     advice = "Free disk space, then give the same command again: finished runs are kept"
@@ -85,7 +85,7 @@ class Diverged(RunFailed):
     """The losses or weights of a run were no longer finite."""
 
 
-_failures = {DIVERGED: Diverged, NO_ROOM: NoRoom, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
+_failures = {DIVERGED: Diverged, NO_DISK_SPACE: NoDiskSpace, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
 if hasattr(signal, "SIGKILL"):  # not on Windows; the system ends a process that runs out of memory by it
     _failures[-signal.SIGKILL] = OutOfMemory
 

@@ -165,7 +165,7 @@ class BankContrast(nn.Module):
         # Unknown entries are masked, but must be unit vectors to pass the checks of core.scoring.
         entries = torch.where(known, own.vectors, z.detach())
         scores = score(Keys(z, ids), entries, none, self.temperature, positive_mask=known)
-        drawn = torch.where(bank.knows(draws), draws, -1)
+        drawn = torch.where(bank.contains(draws), draws, -1)
         with torch.autocast(z.device.type, enabled=False):
             similarity = drawn_products(not_infinite(widened(z)), bank, drawn)
         return scores.changed(

@@ -187,10 +187,10 @@ class Bank(Stateful):
 
     def vectors_of(self, ids: Annotated[Tensor, "n | b k"]) -> tuple[Tensor, Tensor]:
         """Return the vectors of these instances (0 for unknown ones), and which are known."""
-        known = self.knows(ids)
+        known = self.contains(ids)
         return self.vectors[ids.clamp(min=0)] * known[..., None], known
 
-    def knows(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n | b k"]:
+    def contains(self, ids: Annotated[Tensor, "n | b k"]) -> Annotated[Tensor, "n | b k"]:
         """Return which of these instances were visited; False for negative ids."""
         return (ids >= 0) & self.visited[ids.clamp(min=0)]
 

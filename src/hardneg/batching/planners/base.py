@@ -1,7 +1,7 @@
 """Base class of the planners, and the rules that all batches of an epoch follow.
 
 A planner prepares its data once (``prepare``) and offers nodes for each batch (``fill``). Coverage, the guard,
-segments, resuming and descriptions are provided by ``Epoch`` and the filler (filling.py). Samplers (sampler.py) use
+segments, resuming and descriptions are provided by ``Epoch`` and the builder (filling.py). Samplers (sampler.py) use
 ``Epoch`` directly, and ``Planner.plan`` makes a single epoch from it.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filling import BatchFiller, Guard, coverages
+from hardneg.batching.filling import BatchBuilder, Guard, coverages
 from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan, Segment
 from hardneg.core.errors import NotFinite, argument_error, check_count, check_counts
@@ -30,7 +30,7 @@ class Planner(ABC):
     """Base class of planners; subclasses are frozen dataclasses with a ``fill`` and, if they need it, a ``prepare``.
 
     Attributes:
-        offers: False for a planner that leaves every batch to the filler.
+        offers: False for a planner that leaves every batch to the builder.
         needs: Data it plans from: "nothing", "vectors", or "graph" (which is built where vectors are given).
         name: Name in the records of plans and in the registry; by default that of the class.
     """
@@ -55,22 +55,22 @@ class Planner(ABC):
         return data
 
     @abstractmethod
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer nodes to the open batch; open places are filled uniformly afterwards.
 
         Args:
             prepared: Result of ``prepare``.
-            filler: State of the epoch; its ``offer`` takes nodes.
+            builder: State of the epoch; its ``offer`` takes nodes.
             rng: Source of randomness.
         """
 
-    def fill_all(self, prepared: Any, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Any, builder: BatchBuilder, count: int, rng: np.random.Generator) -> None:
         """Fill the next ``count`` batches, one after the other."""
         for _ in range(count):
-            filler.open()
-            self.fill(prepared, filler, rng)
-            filler.fill()
-            filler.close()
+            builder.open()
+            self.fill(prepared, builder, rng)
+            builder.fill()
+            builder.close()
 
     def at(self, step: int, total: int | None) -> Planner:
         """Return the planner with every schedule replaced by its value.
@@ -110,7 +110,7 @@ class Planner(ABC):
         seed = drawn_seed(type(self).__name__, generator, 2**31)
         epoch = Epoch(n, batch_size, coverage=coverage, drop_last=drop_last, guard=guard, seed=seed)
         empty, prepared = epoch.empty_plan(0), self.prepared(data, batch_size, seed)
-        return epoch.extended(empty, epoch.filler(empty), self, data, prepared, len(epoch.sizes))
+        return epoch.extended(empty, epoch.builder(empty), self, data, prepared, len(epoch.sizes))
 
     def prepared(self, data: Any, batch_size: int, seed: int) -> Any:
         """Call ``prepare`` with randomness that depends on the seed only, so that a resumed run repeats it."""
@@ -190,31 +190,35 @@ class Epoch:
         """Return the plan of an epoch without any batch."""
         return Plan(self.num_instances, self.batch_size, len(self.sizes), epoch, self.seed)
 
-    def filler(self, plan: Plan) -> BatchFiller:
-        """Return the filler in its state after the batches that the plan already has."""
+    def builder(self, plan: Plan) -> BatchBuilder:
+        """Return the builder in its state after the batches that the plan already has."""
         order = np.random.default_rng([self.seed, 1, plan.epoch]).permutation(self.num_instances)
-        filler = BatchFiller(self.num_instances, self.sizes, self.coverage, self.guard, order)
+        builder = BatchBuilder(self.num_instances, self.sizes, self.coverage, self.guard, order)
         for batch in plan:
-            filler.replay(batch)
-        return filler
+            builder.replay(batch)
+        return builder
 
-    def extended(self, plan: Plan, filler: BatchFiller, planner: Planner, data: Any, prepared: Any, count: int) -> Plan:
+    def extended(
+        self, plan: Plan, builder: BatchBuilder, planner: Planner, data: Any, prepared: Any, count: int
+    ) -> Plan:
         """Return the plan with ``count`` more batches, a pure function of plan, data, seed and epoch.
 
         Args:
             plan: Plan to extend.
-            filler: Filler in its state after the batches of the plan.
+            builder: Builder in its state after the batches of the plan.
             planner: Chooses the batches.
             data: Data that the planner plans from; its digest is recorded.
             prepared: Result of the planner's ``prepared``.
             count: Number of batches.
         """
-        filler.begin_segment()
+        builder.begin_segment()
         rng = np.random.default_rng([self.seed, 2, plan.epoch, len(plan)])
-        planner.fill_all(prepared, filler, count, rng)
-        tally = vars(filler.tally) if planner.offers else {**vars(filler.tally), "filled": 0}
+        planner.fill_all(prepared, builder, count, rng)
+        tally = vars(builder.tally) if planner.offers else {**vars(builder.tally), "filled": 0}
         segment = Segment(len(plan), count, text_of(planner), digest_of(data), **tally)
-        return plan.extended([batch[: len(batch) - len(batch) % self.num_replicas] for batch in filler.closed], segment)
+        return plan.extended(
+            [batch[: len(batch) - len(batch) % self.num_replicas] for batch in builder.closed], segment
+        )
 
 
 def text_of(planner: Planner) -> str:

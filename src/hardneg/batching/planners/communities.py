@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
@@ -59,13 +59,13 @@ class Communities(Planner):
         order = np.argsort(own, kind="stable")
         return own, np.split(order, np.cumsum(np.bincount(own))[:-1])
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer whole communities of uniform starts until the batch is full."""
         own, members = prepared
-        node = filler.start()
-        while node is not None and filler.missing:
-            filler.offer(rng.permutation(members[own[node]]))
-            node = filler.draw()
+        node = builder.start()
+        while node is not None and builder.missing:
+            builder.offer(rng.permutation(members[own[node]]))
+            node = builder.draw()
 
 
 def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.planners.base import Planner
 
 
@@ -20,11 +20,11 @@ class Consecutive(Planner):
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer the next free piece at a random place; with coverage "free", a piece from anywhere."""
-        if filler.covering and filler.missing:  # whole pieces are taken, so the free instances stay in pieces
-            free = np.flatnonzero(filler.taken == 0)
-            piece = rng.integers(max(1, len(free) // filler.missing)) * filler.missing
-            filler.offer(free[piece : piece + filler.missing])
-        elif (start := filler.start()) is not None:  # wraps around at the end
-            filler.offer((start + np.arange(1, filler.missing + 1)) % filler.num_instances)
+        if builder.covering and builder.missing:  # whole pieces are taken, so the free instances stay in pieces
+            free = np.flatnonzero(builder.taken == 0)
+            piece = rng.integers(max(1, len(free) // builder.missing)) * builder.missing
+            builder.offer(free[piece : piece + builder.missing])
+        elif (start := builder.start()) is not None:  # wraps around at the end
+            builder.offer((start + np.arange(1, builder.missing + 1)) % builder.num_instances)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.planners.communities import undirected
@@ -52,9 +52,9 @@ class CuthillMcKee(Planner):
         place[order] = np.arange(len(order))
         return order, place, batch_size
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer the piece of a uniform start, followed by the rest of the order."""
         order, place, batch_size = prepared
-        node = filler.start()
+        node = builder.start()
         if node is not None:
-            filler.offer(np.roll(order, -(place[node] // batch_size * batch_size)))
+            builder.offer(np.roll(order, -(place[node] // batch_size * batch_size)))

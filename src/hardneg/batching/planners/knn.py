@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 
@@ -27,15 +27,15 @@ class NearestNeighbours(Planner):
         """Return the vectors in float32 or wider."""
         return in_range(data)[0]
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer the nearest free neighbours of a uniform start, closest first."""
         vectors: Tensor = prepared
-        node = filler.start()
+        node = builder.start()
         if node is None:
             return
-        taken = torch.from_numpy(filler.taken == 1).to(vectors.device)
+        taken = torch.from_numpy(builder.taken == 1).to(vectors.device)
         scores = (vectors @ vectors[node]).masked_fill(taken, -torch.inf)
-        wanted = min(filler.missing if filler.guard is None else 2 * filler.missing, len(vectors))
-        filler.offer(scores.topk(wanted).indices.cpu().numpy())
-        if filler.missing and wanted < len(vectors):
-            filler.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])
+        wanted = min(builder.missing if builder.guard is None else 2 * builder.missing, len(vectors))
+        builder.offer(scores.topk(wanted).indices.cpu().numpy())
+        if builder.missing and wanted < len(vectors):
+            builder.offer(scores.argsort(descending=True).cpu().numpy()[wanted:])

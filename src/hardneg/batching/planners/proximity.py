@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.graph import graph_of
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import Walker, check_walk, torch_generator
@@ -70,7 +70,7 @@ class Proximity(Planner):
         graph = graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng))
         return Walker(graph, kind=self.kind, steps=self.steps, patience=self.patience)
 
-    def fill_all(self, prepared: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
+    def fill_all(self, prepared: Walker, builder: BatchBuilder, count: int, rng: np.random.Generator) -> None:
         """Fill the next batches; without a guard, the first excursions of several batches are made together.
 
         Raises:
@@ -78,55 +78,55 @@ class Proximity(Planner):
         """
         if isinstance(self.restart, Schedule):
             raise argument_error("Proximity", "a number", "restart", self.restart, "use planner.at(step, total)")
-        if filler.guard is not None:
-            super().fill_all(prepared, filler, count, rng)
-        elif filler.covering:
+        if builder.guard is not None:
+            super().fill_all(prepared, builder, count, rng)
+        elif builder.covering:
             while count:
                 some = min(count, _at_once)
-                self._fill_some(prepared, filler, some, rng)
+                self._fill_some(prepared, builder, some, rng)
                 count -= some
         else:
-            first, sizes = filler.num_closed, filler.sizes[filler.num_closed : filler.num_closed + count]
-            starts = filler.order[np.arange(first, first + count) % filler.num_instances]
+            first, sizes = builder.num_closed, builder.sizes[builder.num_closed : builder.num_closed + count]
+            starts = builder.order[np.arange(first, first + count) % builder.num_instances]
             nodes, filled = prepared.independent(starts, max(sizes), self.restart, rng)
-            filler.tally.filled += int(filled.sum())
-            filler.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
+            builder.tally.filled += int(filled.sum())
+            builder.add(batch[:size] for batch, size in zip(nodes, sizes, strict=True))
 
-    def _fill_some(self, walker: Walker, filler: BatchFiller, count: int, rng: np.random.Generator) -> None:
+    def _fill_some(self, walker: Walker, builder: BatchBuilder, count: int, rng: np.random.Generator) -> None:
         """Fill some batches whose first excursions are made together."""
         assert not isinstance(self.restart, Schedule)
-        starts, size = filler.starts(count), filler.sizes[filler.num_closed]
-        free = 1.0 - np.count_nonzero(filler.taken) / filler.num_instances
+        starts, size = builder.starts(count), builder.sizes[builder.num_closed]
+        free = 1.0 - np.count_nonzero(builder.taken) / builder.num_instances
         moves = int(1.5 * size / max(free, 0.02))
         for start, begun in zip(starts.tolist(), walker.excursions(starts, moves, self.restart, rng), strict=True):
-            filler.open()
-            filler.enter(start)
+            builder.open()
+            builder.enter(start)
             walker.begin(start, self.restart)
-            filler.offer(walker.first_nodes(begun, filler.missing, filler.taken))
-            self._search(walker, filler, rng)
-            filler.fill()
-            filler.close()
+            builder.offer(walker.first_nodes(begun, builder.missing, builder.taken))
+            self._search(walker, builder, rng)
+            builder.fill()
+            builder.close()
 
-    def fill(self, prepared: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Walker, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Walk from a uniform start until the batch is full."""
         assert not isinstance(self.restart, Schedule)
-        node = filler.start()
+        node = builder.start()
         if node is not None:
             prepared.begin(node, self.restart)
-            self._search(prepared, filler, rng)
+            self._search(prepared, builder, rng)
 
-    def _search(self, walker: Walker, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def _search(self, walker: Walker, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Walk until the batch is full; continue from another free node when nothing more is found."""
-        while filler.missing:
-            patience = max(200, 4 * filler.missing) if filler.covering else None
-            wanted = filler.missing
-            found = walker.more(wanted, filler.taken, rng, patience)
-            filler.offer(found)
+        while builder.missing:
+            patience = max(200, 4 * builder.missing) if builder.covering else None
+            wanted = builder.missing
+            found = walker.more(wanted, builder.taken, rng, patience)
+            builder.offer(found)
             if len(found) < wanted:
-                node = filler.draw()
+                node = builder.draw()
                 if node is None:
                     return
-                filler.tally.filled += 1
+                builder.tally.filled += 1
                 walker.jump(node)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.planners.base import Planner, num_instances_of
 from hardneg.core.errors import argument_error
 
@@ -37,10 +37,10 @@ class SingleSource(Planner):
         values, own = np.unique(self.column.cpu().numpy(), return_inverse=True)
         return [np.flatnonzero(own == number) for number in range(len(values))]
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer the free members of a random source that can fill the batch."""
-        free = [members[filler.taken[members] == 0] for members in prepared]
+        free = [members[builder.taken[members] == 0] for members in prepared]
         count = np.array([len(members) for members in free])
-        able = np.where(count >= filler.missing, count, 0)
+        able = np.where(count >= builder.missing, count, 0)
         if able.sum():
-            filler.offer(rng.permutation(free[rng.choice(len(free), p=able / able.sum())]))
+            builder.offer(rng.permutation(free[rng.choice(len(free), p=able / able.sum())]))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.graph import in_range
 from hardneg.batching.planners.base import Planner
 from hardneg.batching.walks import torch_generator
@@ -45,14 +45,14 @@ class Strata(Planner):
         own = stratum.cpu().numpy()
         return own, [np.flatnonzero(own == number) for number in range(count)], order
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer members of the start's cluster, then of the closest ones."""
         own, members, order = prepared
-        node = filler.start()
+        node = builder.start()
         if node is None:
             return
         stratum = own[node]
         for number in [stratum, *order[stratum][order[stratum] != stratum]]:
-            if not filler.missing:
+            if not builder.missing:
                 return
-            filler.offer(rng.permutation(members[number]))
+            builder.offer(rng.permutation(members[number]))

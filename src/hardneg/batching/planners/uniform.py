@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hardneg.batching.filling import BatchFiller
+from hardneg.batching.filling import BatchBuilder
 from hardneg.batching.planners.base import Planner
 
 
@@ -23,5 +23,5 @@ class UniformPlanner(Planner):
     name: ClassVar = "Uniform"
     offers: ClassVar[bool] = False
 
-    def fill(self, prepared: Any, filler: BatchFiller, rng: np.random.Generator) -> None:
-        """Offer nothing: the filler fills open places uniformly."""
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
+        """Offer nothing: the builder fills open places uniformly."""

@@ -255,7 +255,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         figures |= {"scores": {"both_ways": pack_numbers(both.numpy())}, "num_test": len(splits.test)}
         return Evaluation(figures | {"alignment": alignment(images, texts)}, {"test_x": images})
 
-    def held(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
+    def held_out_rows(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
         """Hold out whole documents, so that no held-out image or text is trained on.
 
         Args:

@@ -354,10 +354,10 @@ class Items(ABC):
         """
         if not 0.0 < share < 1.0:
             raise argument_error("held_out", "a share in (0, 1)", "share", share)
-        held = self.held(share if self.labels is not None else min(share, self.max_held_out / len(self)), seed)
+        held = self.held_out_rows(share if self.labels is not None else min(share, self.max_held_out / len(self)), seed)
         return self.take(torch.nonzero(~held)[:, 0]), self.take(torch.nonzero(held)[:, 0])
 
-    def held(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
+    def held_out_rows(self, share: float, seed: int) -> Annotated[Tensor, "n"]:
         """Return a mask [n] of the items to hold out.
 
         Args:

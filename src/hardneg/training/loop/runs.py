@@ -50,7 +50,7 @@ EXTRA_FIGURES = ("uniformity",)
 LEAVES_WITH_STDIN = "HARDNEG_LEAVES_WITH_STDIN"
 """Environment variable of a child process that ends when its standard input closes: when its parent is gone."""
 
-REFUSED, DIVERGED, NO_ROOM, NO_MEMORY, DATA_CHANGED = 2, 3, 4, 5, 6
+REFUSED, DIVERGED, NO_DISK_SPACE, NO_MEMORY, DATA_CHANGED = 2, 3, 4, 5, 6
 """Exit codes of the process of a run, by which a comparison learns why the run failed.
 
 In this order: wrong input or damaged files; NaN or infinite losses or weights; a full disk; too little memory; other

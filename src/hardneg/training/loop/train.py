@@ -47,7 +47,7 @@ from hardneg.training.loop.optimisers import Updates, read_optimiser
 from hardneg.training.loop.parts import (
     accelerator_for,
     check_agreed,
-    held_memory,
+    memory_in_use,
     progress_bar,
     sampler_for,
     splits,
@@ -255,7 +255,7 @@ class Loop:
                 self.epoch_seconds.append(round(time.perf_counter() - self.begun, 4))
                 self.begun_seconds = 0.0
                 if self.epoch == 1 and self.accelerator.is_main_process:
-                    self.run.record_memory(held_memory(self.accelerator.device))
+                    self.run.record_memory(memory_in_use(self.accelerator.device))
                 self._run_monitor()
                 if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
                     self._save()
@@ -362,7 +362,7 @@ class Loop:
             figures = self.evaluate(splits, views)
             # Summed over all attempts of a resumed run, as far as they were saved.
             times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
-            self.run.record_memory(held_memory(self.accelerator.device))
+            self.run.record_memory(memory_in_use(self.accelerator.device))
             self.run.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
         self.accelerator.wait_for_everyone()
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from hardneg.core.errors import DataChanged, DiskFull, HardnegWarning, NotFinite
-from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_MEMORY, NO_ROOM, REFUSED, Run
+from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_DISK_SPACE, NO_MEMORY, REFUSED, Run
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 
 EXIT_CODES: list[tuple[type[BaseException], int]] = [
     (NotFinite, DIVERGED),
-    (DiskFull, NO_ROOM),
+    (DiskFull, NO_DISK_SPACE),
     (torch.OutOfMemoryError, NO_MEMORY),
     (MemoryError, NO_MEMORY),
     (DataChanged, DATA_CHANGED),
