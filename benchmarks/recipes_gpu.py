@@ -41,7 +41,7 @@ def seconds_of(recipe: str, args: argparse.Namespace) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default=None, help="where the packs of CIFAR-10 lie")
+    parser.add_argument("--root", default=None, help="folder of CIFAR-10 as published")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--recipes", default="simclr,sogclr,emc2,moco")
     parser.add_argument("--epochs", type=int, default=7)

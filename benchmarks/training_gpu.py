@@ -111,7 +111,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default=None, help="where the packs of CIFAR-10 lie")
+    parser.add_argument("--root", default=None, help="folder of CIFAR-10 as published")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--pairs", type=int, default=6)

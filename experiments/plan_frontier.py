@@ -32,6 +32,8 @@ from hardneg.batching.planners import (
     Strata,
     UniformPlanner,
 )
+from hardneg.core.errors import NoFile
+from hardneg.training.data.images import load as load_images
 from hardneg.training.data.named import default_root
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,18 +49,12 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def cifar10(root: Path) -> tuple[Tensor, Tensor]:
     """The training images, as 64 principal components."""
-    from PIL import Image
-
-    folder = root / "cifar10"
-    parts = []
-    for part in range(5):
-        montage = np.asarray(Image.open(folder / f"train_{part}.jpg").convert("RGB"))
-        parts.append(montage.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(10_000, -1))
-    pixels = torch.from_numpy(np.concatenate(parts)).float() / 255
+    data = load_images("cifar10", "train", root)
+    assert data.labels is not None
+    pixels = data.images.permute(0, 2, 3, 1).flatten(1).float() / 255
     pixels -= pixels.mean(0)
     axes = torch.linalg.eigh(pixels.T @ pixels).eigenvectors[:, -64:]
-    labels = torch.from_numpy(np.load(folder / "labels.npz")["y_train"].astype(np.int64))
-    return normalize(pixels @ axes, dim=1), labels
+    return normalize(pixels @ axes, dim=1), data.labels
 
 
 def planners(labels: Tensor, num_candidates: int) -> Iterator[tuple[str, Planner]]:
@@ -154,10 +150,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     root = default_root()
     settings: list[tuple[str, Any, int, int]] = [("digits", digits, 64, 500)]
-    if (root / "cifar10" / "train_0.jpg").exists():
-        settings.append(("cifar10", lambda: cifar10(root), 256, 1000))
-    else:
-        print("CIFAR-10 is not there: set HARDNEG_DATA to a folder with cifar10/.")
+    try:
+        vectors = cifar10(root)
+        settings.append(("cifar10", lambda: vectors, 256, 1000))
+    except NoFile as error:
+        print(error)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
     for data, load, batch_size, num_candidates in settings:
         vectors, labels = load()

@@ -80,7 +80,7 @@ def test_gradient_of_chunks_is_that_of_their_graphs_held_together(rows: int) -> 
     """torch's dropout draws other numbers for chunks than for the whole: here the chunks are those of GradCache."""
     encoder = encoder_with(nn.Dropout(0.3), nn.Dropout(0.3))
 
-    def held_out_rows(x: Tensor) -> Tensor:
+    def held(x: Tensor) -> Tensor:
         return torch.cat([encoder(part) for part in x.split(CHUNK)])
 
     x = batch(rows)

@@ -16,6 +16,7 @@ import torch
 from hardneg.core.errors import ArgumentError, MissingExtra, UnknownName
 from hardneg.training.data.images import check_name, load
 from hardneg.training.data.named import NAMED, default_root
+from support.cifar_files import write_published
 from support.errors import raises
 from support.image_folders import random_images
 
@@ -100,8 +101,9 @@ class TestNamed:
             load("cifar10", "test", tmp_path)
 
     @needs_cifar
-    def test_cifar10_montages(self) -> None:
-        data = load("cifar10", "test", DATA)
+    def test_cifar10_as_published(self, tmp_path: Path) -> None:
+        write_published(DATA / "cifar10", tmp_path, "cifar10")
+        data = load("cifar10", "test", tmp_path)
         assert data.images.shape == (10_000, 3, 32, 32)
         assert data.labels.bincount().tolist() == [1000] * 10  # type: ignore[union-attr]
         assert data.classes[int(data.labels[0])] == "cat"  # type: ignore[index]

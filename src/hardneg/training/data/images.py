@@ -2,7 +2,7 @@
 
     load("digits", "train")                 8 x 8 grey digits, part of scikit-learn
     load("fashion-mnist", "test")           IDX files
-    load("cifar10", "train", root="data")   the original archive, where torchvision put it, or montages; also cifar100
+    load("cifar10", "train", root="data")   the published archive, or where torchvision put it; also cifar100
     load("folder:photos@64")                class folders, or train/ and test/ with class folders; @64 or size=64
                                             resizes the images to 64 x 64
     load("npz:images.npz")                  arrays images and labels, optionally test_images and test_labels

@@ -12,7 +12,6 @@ import os
 import pickle
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from hardneg.core.errors import ArgumentError, NoFile, missing_extra
 from hardneg.io.arrays import Array
-from hardneg.training.data.image_files import ReadSplits, SplitImages, read_image
+from hardneg.training.data.image_files import ReadSplits, SplitImages
 
 
 def _read_digits(split: str, root: Path | None) -> ReadSplits:
@@ -89,8 +88,6 @@ class Cifar(NamedTuple):
         label_key: Key of the labels in each file.
         names_file: File of the class names.
         names_key: Key of the class names.
-        montage_labels: Prefix of the labels in labels.npz of a montage copy.
-        montage_names: Array of the class names in labels.npz.
     """
 
     folder: str
@@ -100,18 +97,16 @@ class Cifar(NamedTuple):
     label_key: bytes
     names_file: str
     names_key: bytes
-    montage_labels: str
-    montage_names: str
 
 
 _CIFAR = {
     "cifar10": Cifar(
         "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch",
-        b"labels", "batches.meta", b"label_names", "y", "classes",
+        b"labels", "batches.meta", b"label_names",
     ),
     "cifar100": Cifar(
         "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test",
-        b"fine_labels", "meta", b"fine_label_names", "fine", "fine_names",
+        b"fine_labels", "meta", b"fine_label_names",
     ),
 }  # fmt: skip
 
@@ -123,8 +118,6 @@ def _read_cifar(name: str, split: str, root: Path | None) -> ReadSplits:
             read: Callable[[bool], SplitImages] = partial(_cifar_folder, place / spec.folder, spec)
         elif (place / spec.archive).is_file():
             read = partial(_cifar_archive, place / spec.archive, spec)
-        elif (place / "labels.npz").is_file() and (place / "test.jpg").is_file():
-            read = partial(_cifar_montages, place, spec)
         else:
             continue
         return ReadSplits(read(True) if split != "test" else None, read(False) if split != "train" else None, 50_000)
@@ -132,8 +125,7 @@ def _read_cifar(name: str, split: str, root: Path | None) -> ReadSplits:
         f"set --data-root FOLDER (in Python root=FOLDER) or HARDNEG_DATA, download by torchvision.datasets."
         f"{name.upper()}(FOLDER, download=True), or use hf:uoft-cs/{name} with `datasets` installed"
     )
-    what = f"{spec.archive}, its folder {spec.folder} or the montages of {name}"
-    raise NoFile("data", what, here, "which has none of them", fix)
+    raise NoFile("data", f"{spec.archive} or its folder {spec.folder}", here, "which has neither", fix)
 
 
 def _cifar_folder(folder: Path, spec: Cifar, train: bool) -> SplitImages:
@@ -176,21 +168,6 @@ class _ArraysOnly(pickle.Unpickler):
         if (module, name) not in allowed:
             raise pickle.UnpicklingError(f"A CIFAR file may contain arrays only, got {module}.{name}.")
         return super().find_class(module, name)
-
-
-def _cifar_montages(folder: Path, spec: Cifar, train: bool) -> SplitImages:
-    """Read a compact copy: ``train_*.jpg`` and ``test.jpg``, each 100 x 100 images row by row, and ``labels.npz``."""
-    split = "train" if train else "test"
-    files = sorted(folder.glob("train_*.jpg")) if train else [folder / "test.jpg"]
-    with ThreadPoolExecutor() as pool:
-        squares = list(pool.map(read_image, files))
-    for square, path in zip(squares, files, strict=True):
-        if square.shape != (3200, 3200, 3):
-            raise ArgumentError("data", "colour montages of 3200 x 3200 pixels", f"{square.shape} in {path}")
-    tiles = [square.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32) for square in squares]
-    with np.load(folder / "labels.npz") as labels:
-        of_split, names = labels[f"{spec.montage_labels}_{split}"], labels[spec.montage_names]
-    return SplitImages(np.concatenate(tiles), of_split, names)
 
 
 NAMED: dict[str, Callable[[str, Path | None], ReadSplits]] = {
