@@ -263,8 +263,8 @@ def test_a_copy_has_its_own_schedules():
         ({"temperature": -1.0}, r"ContrastiveLoss needs a temperature above 0"),
         ({"temperature": None}, r"ContrastiveLoss needs a temperature that is a number, tensor or schedule"),
         ({"temperature": float("nan")}, r"ContrastiveLoss needs a temperature above 0"),
-        ({"tau_plus": 1.0}, r"ContrastiveLoss needs tau_plus in \[0.0, 1.0\), got tau_plus=1.0"),
-        ({"tau_plus": -0.1}, r"ContrastiveLoss needs tau_plus"),
+        ({"tau_plus": 1.0}, r"needs tau_plus in \[0.0, 1.0\), got tau_plus=1.0"),
+        ({"tau_plus": -0.1}, r"needs tau_plus"),
         ({"negatives": "Tlit(1.0)"}, r"Did you mean Tilt\?"),
     ],
 )

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
-from hardneg.core.errors import ArgumentError, argument_error, check_range, tensors_checked, warn_once
+from hardneg.core.errors import ArgumentError, argument_error, tensors_checked, warn_once
 from hardneg.core.objectives.base import RowResult, TauPlus, corrects
-from hardneg.core.objectives.info_nce import NumNegatives, check_num_negatives, debiased
+from hardneg.core.objectives.info_nce import NumNegatives, debiased
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
@@ -119,8 +119,6 @@ class ContrastiveLoss(nn.Module):
             self.register_buffer("temperature", temperature)
         else:
             self.temperature = temperature
-        check_range("ContrastiveLoss", "tau_plus", tau_plus, 0.0, 1.0, open_high=True)
-        check_num_negatives("ContrastiveLoss", num_negatives)
         self.reduction, self.impl = reduction, impl
         self.objective = read_objective(
             objective,

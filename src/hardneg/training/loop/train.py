@@ -106,7 +106,6 @@ def train(
     accelerator = accelerator_for(options)
     run = Run(output_folder(out))
     with run.exclusive() if accelerator.is_main_process else nullcontext():
-        options = _as_begun(options, run)
         if accelerator.is_main_process:
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
@@ -128,14 +127,6 @@ def train(
         loop.run_all(quiet)
         loop.finish(found, views)
     return run.result() or {}  # empty on a machine that does not share the disk of the first rank
-
-
-def _as_begun(options: TrainOptions, run: Run) -> TrainOptions:
-    """Return the options with the weight decay of the resumed run, if none is given."""
-    # Older versions used 1e-6 for all data.
-    if options.weight_decay is not None or not run.has_results():
-        return options
-    return replace(options, weight_decay=run.whole_config()["options"].get("weight_decay"))
 
 
 class Loop:
