@@ -4,8 +4,8 @@
 
 Each version runs in a process that stays alive. In each round both compute the same case, so that they meet the same
 load, and the order alternates. A figure is the median over the rounds of new / old, in seconds of the processor; below
-1 the new version is faster. Imports are measured in fresh processes. ``--control`` compares the old version with itself, which shows
-how far ratios stray when nothing changed.
+1 the new version is faster. Imports are measured in fresh processes. ``--control`` compares the old version with
+itself, which shows how far ratios stray when nothing changed.
 """
 
 from __future__ import annotations
