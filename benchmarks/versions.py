@@ -24,7 +24,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 Work = Callable[[], Any]
-Timer = Callable[[], float]
 
 ALGEBRA = ("Uniform()", "Tilt(1.0)", "OtherLabel() * Tilt(1.0)", "Ring(0.1, 0.5)", "Rank(0, 50)", "Threshold(0.1)")
 HCL = {"negatives": "Tilt(1.0)", "tau_plus": 0.1}
@@ -137,11 +136,19 @@ def graph_of(case: dict[str, Any]) -> Work:
 KINDS = {"loss": loss_of, "mine": mining_of, "graph": graph_of, "walks": graph_of}
 
 
-def serve() -> None:
-    """Read a case per line and write its seconds per call, from calls of at least 0.2 s of the processor."""
+def serve(generic: bool) -> None:
+    """Read a case per line and write its seconds per call, from calls of at least 0.1 s of the processor.
+
+    Args:
+        generic: Whether to compute tilts without their shortcut.
+    """
     import torch
 
     torch.set_num_threads(1)
+    if generic:
+        from hardneg.kernels.backends import tilted
+
+        tilted.dense_form = lambda *given: None  # ``symmetric_form`` calls it, too
     works: dict[str, Work] = {}
     for line in sys.stdin:
         case = json.loads(line)
@@ -150,24 +157,24 @@ def serve() -> None:
             for _ in range(2):
                 works[line]()
         begun, calls = time.process_time(), 0
-        while calls == 0 or time.process_time() - begun < 0.2:
+        while calls == 0 or time.process_time() - begun < 0.1:
             works[line]()
             calls += 1
         print(json.dumps((time.process_time() - begun) / calls), flush=True)
 
 
 class Worker:
-    """A process that imports one version of the package and answers cases.
+    """A process that imports one version of the package and measures cases.
 
     Args:
         source: The ``src`` folder of the version.
-        command: Arguments of Python; the process reads a case per line and writes its seconds.
+        options: Further flags of this script.
     """
 
-    def __init__(self, source: str, *command: str) -> None:
+    def __init__(self, source: str, *options: str) -> None:
         self.environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, __file__, "--serve", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -192,14 +199,16 @@ class Worker:
         self.process.wait()
 
 
-def ratio(first: Timer, second: Timer, rounds: int) -> dict[str, float]:
+def ratio(
+    first: Worker, second: Worker, case: dict[str, Any], other_case: dict[str, Any], rounds: int
+) -> dict[str, float]:
     """Measure two cases in turn, after one round that is not counted, and return the median of first / second."""
     found: list[tuple[float, float]] = []
     for i in range(rounds + 1):
         if i % 2:
-            other, one = second(), first()
+            other, one = second.seconds(**other_case), first.seconds(**case)
         else:
-            one, other = first(), second()
+            one, other = first.seconds(**case), second.seconds(**other_case)
         found.append((one, other))
     pairs = found[1:]
     return {
@@ -224,20 +233,21 @@ def main() -> None:
     parser.add_argument("--control", action="store_true", help="compare the old version with itself")
     parser.add_argument("--out", type=Path, help="JSON file; figures of cases that are not measured now are kept")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--generic", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve()
+        return serve(options.generic)
     if options.old is None:
         parser.error("--old is required")
     new_source = options.old if options.control else str(ROOT / "src")
-    new, old = (Worker(source, __file__, "--serve") for source in (new_source, options.old))
+    new, old = (Worker(source) for source in (new_source, options.old))
     figures: dict[str, Any] = {}
     if options.out and options.out.exists():
         figures = json.loads(options.out.read_text())["figures"]
     for name, case in CASES.items():
         if options.only not in name:
             continue
-        found = ratio(lambda: new.seconds(**case), lambda: old.seconds(**case), options.rounds)  # noqa: B023
+        found = ratio(new, old, case, case, options.rounds)
         figures[name] = {"new / old": found["ratio"], "new_s": found["first_s"], "old_s": found["second_s"]}
         print(f"{found['ratio']:6.3f}  {found['first_s'] * 1e3:9.2f} ms  {name}", flush=True)
     for worker in (new, old):
