@@ -73,7 +73,7 @@ MUTANTS = [
     Mutant("kernels/backends/tilted.py", "torch.lerp(q, share, 1.0 + tilt.slope)", "torch.lerp(q, share, 1.0)", "tests/kernels/test_tilted.py"),
     Mutant("kernels/backends/tilted.py", "by_score.sub_(c[rows]).sub_(c.t())", "by_score.sub_(c[rows])", "tests/kernels/test_tilted.py"),
     Mutant("kernels/sweep.py", "add_rows(total, rows if per_anchor else slice(None), gradient)", "add_rows(total, slice(None), gradient)", "tests/losses"),
-    Mutant("kernels/products.py", "add_product(pool[cut.low : cut.high], grad.T, own)", "pass", "tests/losses"),
+    Mutant("kernels/plan.py", "add_product(pool[cut.low : cut.high], grad.T, own)", "pass", "tests/losses"),
     Mutant("kernels/passes.py", "(parts.mass * by.exp()).sum(-1, keepdim=True)", "parts.mass.sum(-1, keepdim=True)", "tests/losses"),
     Mutant("losses/contrastive.py", "views += [] if z2 is None else [z2]", "views += []", "tests/losses"),
     Mutant("losses/contrastive.py", "if self._calls & (self._calls - 1) or not num_candidates:", "if not num_candidates:", "tests/losses tests/kernels/test_tilted.py"),

@@ -9,6 +9,8 @@ import torch
 import hardneg as hn
 import support.brute_force as loops
 from hardneg.core.errors import ArgumentError
+from hardneg.core.objectives import InfoNCE
+from hardneg.core.objectives.base import registered_objectives
 from support.errors import raises
 
 NEGATIVES = ["Uniform()", "Tilt(1.3)", "Tilt(2.0, detach=True)", "Threshold(0.0) * Tilt(0.7)", "Ring(0.2, 0.8)"]
@@ -239,3 +241,11 @@ def assert_exact(name, far):
     assert losses[0, 0].item() == pytest.approx(softplus(far) + beside, rel=1e-13)
     slope = torch.autograd.grad(losses[0, 0], similarity)[0][0, 1].item()
     assert slope == pytest.approx(1 / (1 + math.exp(-far)), rel=1e-13)
+
+
+@pytest.mark.parametrize("method", ["losses", "dense_row", "real_losses"])
+def test_an_objective_cannot_replace_what_backends_share(method):
+    """A streamed loss would not call the replacement, so that its value would depend on the backend."""
+    with raises(ArgumentError, who="Halved", got=f"a {method} of its own"):
+        type("Halved", (InfoNCE,), {method: lambda self, *given: None})
+    assert "Halved" not in registered_objectives()

@@ -12,7 +12,7 @@ from hardneg.core import bounds
 from hardneg.core.errors import forget_warnings
 from hardneg.core.objectives import InfoNCE
 from hardneg.core.pairing import num_rows
-from hardneg.kernels import cuda_graphs, plan, products
+from hardneg.kernels import cuda_graphs, plan
 from hardneg.negatives import Negatives, parse
 from hardneg.testing.examples import make_pairing
 from support.errors import warns
@@ -85,7 +85,7 @@ def test_traced_positives_by_label(traced, monkeypatch):
 @pytest.mark.parametrize("text", ["Tilt(1.0)", "Ring(0.1, outer=0.6)"])
 def test_products_in_16_bits(monkeypatch, dtype, text):
     support, *wanted = loss_and_gradients(text, dtype, (13, 40))
-    monkeypatch.setattr(products, "TENSOR_CORES", ("cpu",))
+    monkeypatch.setattr(plan, "TENSOR_CORES", ("cpu",))
     kept, *found = loss_and_gradients(text, dtype, (13, 40))
     assert torch.equal(kept, support)
     for mine, theirs in zip(found, wanted, strict=True):
@@ -97,7 +97,7 @@ def test_16_bits_of_vectors_of_any_norm(monkeypatch):
     z = (2000.0 * torch.randn(12, 8, generator=torch.Generator().manual_seed(1))).bfloat16()
     loss = hn.ContrastiveLoss("Uniform()", 1e6, normalize=False)
     wanted = streamed(loss.pairing(z, z.roll(1, 0)), loss.negatives, InfoNCE()).loss
-    monkeypatch.setattr(products, "TENSOR_CORES", ("cpu",))
+    monkeypatch.setattr(plan, "TENSOR_CORES", ("cpu",))
     found = streamed(loss.pairing(z, z.roll(1, 0)), loss.negatives, InfoNCE()).loss
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0.0)
 

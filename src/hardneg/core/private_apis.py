@@ -7,6 +7,9 @@ Each was tested with torch 2.6 and 2.13 or Triton 3.4 and 3.5:
 - ``compiled_copy`` compiles a code object under a new name. It uses Python's ``CodeType.replace`` alone.
 - ``guards_checked_once`` passes ``skip_guard_eval_unsafe`` to ``torch.compiler.set_stance``. Without it guards are
   evaluated before each call.
+- ``is_compiler_error`` reads the base class of the errors of torch.compile, ``torch._dynamo.exc``. Without it every
+  RuntimeError counts, which is what these errors derive from.
+- ``lerp_all`` calls ``torch._foreach_lerp_``. Without it each tensor is changed by ``Tensor.lerp_``.
 - ``Launched`` launches the compiled kernel that ``kernel[grid](...)`` returned again, without Triton's checks of the
   arguments. Without it use ``kernel[grid](...)`` each time.
 """
@@ -67,6 +70,31 @@ def guards_checked_once(checked: bool) -> AbstractContextManager[Any]:
     except (AttributeError, TypeError):
         return nullcontext()
     return stance
+
+
+def is_compiler_error(error: Exception) -> bool:
+    """Return True if torch.compile raised the error because it cannot compile a function."""
+    try:
+        return isinstance(error, torch._dynamo.exc.TorchDynamoException)
+    except AttributeError:
+        return isinstance(error, RuntimeError)
+
+
+def lerp_all(tensors: list[Tensor], targets: list[Tensor], weight: float) -> None:
+    """Move each tensor towards its target in place, ``t + weight (target - t)``, in few launches on a GPU.
+
+    Args:
+        tensors: The tensors to change.
+        targets: A target of the same shape and device for each.
+        weight: Share of the way, from 0 to 1.
+    """
+    try:
+        together = torch._foreach_lerp_
+    except AttributeError:
+        for tensor, target in zip(tensors, targets, strict=True):
+            tensor.lerp_(target, weight)
+        return
+    together(tensors, targets, weight)
 
 
 class Launched:

@@ -1,8 +1,9 @@
-"""Tensor helpers: cached constants, unit vectors, and fused functions with their own gradients.
+"""Tensor helpers: constants, unit vectors, fused functions with their own gradients, tensors in fields of dataclasses.
 
 For small batches on a GPU the number of operations determines the time. ``constant`` therefore creates a constant once,
 and ``Unit`` and ``LogSumExp`` are single autograd functions where torch would issue several operations. They apply to
-plain tensors only (``private_apis.is_plain``); second derivatives go through ordinary operations.
+plain tensors only (``private_apis.is_plain``); second derivatives go through ordinary operations. ``tensor_fields`` and
+its neighbours read and replace tensors that are fields of a distribution or objective, such as a learnable beta.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -21,6 +23,7 @@ from hardneg.core.private_apis import is_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Holder = TypeVar("Holder")
 _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
@@ -265,3 +268,45 @@ class LogSumExp(torch.autograd.Function):
             return None if total is None else total * share
         along = of_share - (of_share * share).sum(-1, keepdim=True)  # only for second derivatives
         return (along if total is None else along + total) * share
+
+
+_field_names: dict[type, tuple[str, ...]] = {}
+PER_ANCHOR = ("num_negatives", "log_norm")
+"""Fields that hold one number per anchor as [b]; any other field has the shape [b, 1] for that."""
+
+
+def tensor_fields(holder: Any) -> dict[str, Tensor]:
+    """Return the fields of a distribution or objective that are tensors."""
+    kind = holder.__class__
+    if kind not in _field_names:
+        _field_names[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    values = {name: getattr(holder, name) for name in _field_names[kind]}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def is_per_anchor(tensor: Tensor, name: str, rows: int) -> bool:
+    """True if a field holds one number per anchor, and is not a table that happens to have as many entries.
+
+    Args:
+        tensor: The field.
+        name: Its name, which decides about the shape: see ``PER_ANCHOR``.
+        rows: Number of anchors.
+    """
+    return tensor.shape == ((rows,) if name in PER_ANCHOR else (rows, 1))
+
+
+def with_fields(holder: Holder, tensors: dict[str, Tensor]) -> Holder:
+    """Return the holder with these tensors in its fields."""
+    return replace(holder, **tensors) if tensors else holder  # type: ignore[type-var]
+
+
+def fields_of_rows(holder: Holder, rows: slice, number: int) -> Holder:
+    """Return the holder with its per-anchor fields cut to some rows.
+
+    Args:
+        holder: A distribution, objective or mask.
+        rows: The rows.
+        number: Number of anchors.
+    """
+    tensors = tensor_fields(holder).items()
+    return with_fields(holder, {name: each[rows] for name, each in tensors if is_per_anchor(each, name, number)})

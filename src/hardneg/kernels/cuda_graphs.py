@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hardneg.core.errors import warn_once
 from hardneg.core.pairing import Rows, num_rows
-from hardneg.core.private_apis import compiled_copy, guards_checked_once
+from hardneg.core.private_apis import compiled_copy, guards_checked_once, is_compiler_error
 
 DEVICES = ("cuda",)
 """Devices on which compiled functions are worth the seconds that compilation takes."""
@@ -72,7 +72,9 @@ class Runner:
             self._checked.add((function, shape))
             with guards_checked_once(checked):
                 return _compiled(function, self.kinds, shape)(*args)  # type: ignore[no-any-return]
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except RuntimeError as error:
+            if not is_compiler_error(error):
+                raise
             found = function(*args)  # raises if the function itself is wrong
             _refused_kinds.add(self.kinds)
             names = " * ".join(kind.__name__ for kind in self.kinds[:-1])

@@ -38,11 +38,11 @@ from hardneg.kernels.plan import (
     Leaf,
     PlannedRows,
     SweepPlan,
+    add_rows,
     similarity_of,
     tempered,
     with_gradient,
 )
-from hardneg.kernels.products import add_rows
 
 Grads = Sequence[Tensor]
 """Gradients by the outputs of a sweep."""

@@ -22,12 +22,11 @@ from hardneg.core.objectives.info_nce import NumNegatives, debiased
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
-from hardneg.core.tensors import without_autocast
+from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, with_fields, without_autocast
 from hardneg.core.types import Scores, View
 from hardneg.core.views import Guides, Pools, ViewOptions
 from hardneg.kernels.backends.tiles import check_streamable
 from hardneg.kernels.engine import Path, backend, choose
-from hardneg.kernels.plan import fields_of_rows, is_per_anchor, tensor_fields, with_fields
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from hardneg.core.errors import check_range
+from hardneg.core.private_apis import lerp_all
 from hardneg.core.schedules import Number, value_of
 
 
@@ -56,7 +57,7 @@ class MomentumEncoder(AveragedModel):
             self._updates = int(self.n_averaged) - 1
         slow: list[Tensor] = list(self.module.parameters())
         fast = [new.to(old.device) for old, new in zip(slow, model.parameters(), strict=True)]
-        torch._foreach_lerp_(slow, fast, 1.0 - self.momentum_at(self._updates))
+        lerp_all(slow, fast, 1.0 - self.momentum_at(self._updates))
         self.n_averaged.add_(1)
         self._updates += 1
 

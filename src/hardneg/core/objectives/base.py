@@ -100,7 +100,8 @@ class Objective(ABC):
 
     ``__call__`` gets the scores of positives, [b, p] or a block of them, and the statistics of their rows, [b, 1]
     each: those that ``statistics()`` declares. It returns the losses in the shape of ``positive``. It must not reduce,
-    and must compute each row independently of the others.
+    and must compute each row independently of the others. ``losses``, ``dense_row`` and ``real_losses`` are the same
+    for all objectives: overriding one of them raises.
     """
 
     name: ClassVar[str]
@@ -110,6 +111,10 @@ class Objective(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for method in ("losses", "dense_row", "real_losses"):
+            if getattr(cls, method) is not getattr(Objective, method):
+                what = f"the {method} of Objective, because only the dense backend would call another one"
+                raise ArgumentError(cls.__name__, what, f"a {method} of its own", "override __call__(positive, row) and statistics()")
         cls.name = cls.__dict__.get("name", cls.__name__)
         _registry[cls.name] = cls
 

@@ -18,8 +18,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.pairing import Pairing, check_parts
 from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatisticsPass, statistics_of
-from hardneg.kernels.plan import Leaf, SweepPlan, with_gradient
-from hardneg.kernels.products import narrows
+from hardneg.kernels.plan import Leaf, SweepPlan, narrows, with_gradient
 from hardneg.kernels.sweep import bounds_of, sweep
 from hardneg.negatives.base import Negatives, not_pointwise
 

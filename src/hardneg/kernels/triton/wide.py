@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from hardneg.kernels.products import write_product
+from hardneg.kernels.plan import write_product
 from hardneg.kernels.triton.sides import SweepSide
 
 CHUNK_BYTES = 5 * 2**26
