@@ -15,10 +15,10 @@ from hardneg.core.errors import ArgumentError, DataChanged
 from hardneg.io.embeddings import load_evaluated, unpack_bits
 from hardneg.pages.graph_drawing import MOST_NODES, SIDE, graph_drawing
 from hardneg.reporting import write_report
+from hardneg.training.augmentation.graphs import Graphs
 from hardneg.training.data.graph_files import save_graphs
 from hardneg.training.data.graphs import GraphData, augment_for
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.packed import Graphs
 from hardneg.training.data_record import fingerprint
 from hardneg.training.evaluation.svm import svm_correct
 from hardneg.training.options import GraphCLOptions
@@ -30,7 +30,8 @@ from support.html_page import Page
 from support.training_runs import run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
-pytest.importorskip("sklearn", reason="graphs need the extra eval")
+pytest.importorskip("sklearn", reason="graphs need the extra graphs")
+pytest.importorskip("torch_geometric", reason="graphs need the extra graphs")
 
 
 @pytest.fixture
@@ -58,19 +59,14 @@ def test_the_accuracy_is_that_of_all_graphs_in_cross_validation(file: str, tmp_p
 def test_the_fingerprint_is_of_nodes_edges_and_labels() -> None:
     graphs, labels, ids = random_graphs(6), torch.arange(6) % 2, torch.arange(6)
     data = GraphData(graphs, labels, ids, "one", ("a", "b"))
-    changed = [
-        GraphData(graphs, labels.flip(0), ids, "one", ("a", "b")),
-        GraphData(
-            Graphs(graphs.x + 1, graphs.edges, graphs.num_nodes, graphs.num_edges), labels, ids, "one", ("a", "b")
-        ),
-        GraphData(
-            Graphs(graphs.x, graphs.edges.flip(0), graphs.num_nodes, graphs.num_edges), labels, ids, "one", ("a", "b")
-        ),
-    ]
+    x, rewired = graphs[3].clone(), graphs[3].clone()
+    x.x, rewired.edge_index = x.x + 1, rewired.edge_index.flip(0)
+    changed = [GraphData(graphs, labels.flip(0), ids, "one", ("a", "b"))]
+    changed += [GraphData([*graphs[:3], one, *graphs[4:]], labels, ids, "one", ("a", "b")) for one in (x, rewired)]
     assert fingerprint(data) == fingerprint(GraphData(graphs, labels, ids, "other", ("c", "d")))
     assert fingerprint(data) not in {fingerprint(one) for one in changed}
     part = data.take(torch.tensor([4, 1]))
-    assert part.graphs.num_nodes.tolist() == graphs.num_nodes[[4, 1]].tolist()
+    assert [one.num_nodes for one in part.graphs] == [graphs[4].num_nodes, graphs[1].num_nodes]
     assert part.ids.tolist() == [4, 1]
     with raises(ArgumentError, who="GraphData 'short'", got="5 ids"):
         GraphData(graphs, None, torch.arange(5), "short")

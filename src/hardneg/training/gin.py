@@ -85,7 +85,7 @@ class Perceptron(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the layers, [..., out_features]."""
-        projected: Tensor = super().forward(x.to(next(self.parameters()).dtype))
+        projected: Tensor = super().forward(x.to(next(self.parameters()).dtype))  # type: ignore[no-untyped-call]
         return projected
 
 

@@ -95,7 +95,7 @@ class Graphs:
 
     def to(self, device: torch.device | str) -> Graphs:
         """Move all tensors to a device."""
-        return Graphs(*(part.to(device) for part in (self.x, self.edge_index, self.batch)), self.num_graphs)
+        return Graphs(self.x.to(device), self.edge_index.to(device), self.batch.to(device), self.num_graphs)
 
     def joined(self, others: Sequence[Graphs]) -> Graphs:
         """Return one batch of these graphs followed by the others."""

@@ -248,7 +248,7 @@ def simple(
         x = one_hot(torch.bincount(edges[0], minlength=n).clamp(max=MAX_DEGREE), MAX_DEGREE + 1).to(torch.uint8)
     owner = torch.arange(len(num_nodes)).repeat_interleave(num_nodes)[edges[0]]
     counts = torch.bincount(owner, minlength=len(num_nodes)).tolist()
-    parts = zip(x.split(num_nodes.tolist()), (edges - starts[owner]).split(counts, dim=1), strict=True)
+    parts = zip(torch.split(x, num_nodes.tolist()), torch.split(edges - starts[owner], counts, 1), strict=True)
     return [data.Data(x=nodes, edge_index=edge_index) for nodes, edge_index in parts]
 
 
@@ -286,7 +286,7 @@ def from_geometric(items: Sequence[Any]) -> tuple[list[Any], Annotated[Tensor, "
     return graphs, torch.stack([label.reshape(()) for label in labels]) if known else None  # type: ignore[union-attr]
 
 
-def save_graphs(path: str | Path, graphs: Sequence[Any], labels: Array | None = None) -> None:
+def save_graphs(path: str | Path, graphs: Sequence[Any], labels: Array | Tensor | None = None) -> None:
     """Write an .npz file that ``graphs:FILE.npz`` reads.
 
     Args:
@@ -310,4 +310,4 @@ def save_graphs(path: str | Path, graphs: Sequence[Any], labels: Array | None = 
         if len(labels) != len(found):
             raise ArgumentError("save_graphs", f"a label for each of {len(found)} graphs", f"{len(labels)} labels")
         arrays["y"] = np.asarray(labels)
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
