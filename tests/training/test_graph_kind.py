@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError, DataChanged
+from hardneg.core.errors import ArgumentError, DataChanged, MissingExtra
 from hardneg.io.embeddings import load_evaluated, unpack_bits
 from hardneg.pages.graph_drawing import MOST_NODES, SIDE, graph_drawing
 from hardneg.reporting import write_report
@@ -114,6 +115,17 @@ def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, 
     tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
     with raises(ArgumentError, who="compare", what="--tune", got="--data", fix="--data"):
         compare(tuned, tmp_path / "out", show=lambda line: None)
+
+
+@pytest.mark.parametrize("library", ["torch_geometric", "sklearn"])
+def test_a_missing_library_is_named_before_training(
+    library: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    package = {"torch_geometric": "torch-geometric", "sklearn": "scikit-learn"}[library]
+    with raises(MissingExtra, who="graphs", what=package, fix="'hardneg[graphs]'"):
+        run("graphcl", tmp_path / "run", short(file))
+    assert not (tmp_path / "run").exists()
 
 
 def test_own_views_take_the_place_of_the_augmentation(file: str, tmp_path: Path) -> None:

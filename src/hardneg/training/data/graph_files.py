@@ -18,8 +18,9 @@ TU's text files contribute node labels where there are any, else node attributes
 all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives those a constant. Edge labels are ignored.
 
 Graphs are lists of PyG's ``Data``: undirected, without self-loops and repeated edges. ``from_geometric`` makes such a
-list of any sequence of ``Data``, such as a ``TUDataset``. The text files are read here and not by PyG, whose reader
-drops a last line that does not end in a newline, forgets the names of the classes, and writes to the folder.
+list of any sequence of ``Data``, such as a ``TUDataset``. The text files are read here, since ``TUDataset`` drops a
+last line without a newline, does not check the order of the nodes, forgets the names of classes, and writes to the
+folder.
 
 ``read_graphs`` is called by ``GraphData.read`` (graphs.py).
 """
