@@ -113,40 +113,40 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Draw:
-    """Random numbers for the nodes and edges of a batch, which depend on a graph's id and not on its position.
+    """Random numbers for the graphs, nodes and edges of a batch, which depend on a graph's id and not on its position.
+
+    Numbers of graphs and nodes are drawn once for the whole batch, since a draw of few takes as long as one of many.
 
     Attributes:
-        graphs: The batch.
-        ids: Id of each graph [g].
-        view: 0 or 1.
-        epoch: The epoch, part of the random key.
-        seed: The seed, part of the random key.
+        key: Id of each graph [g], view (0 or 1), epoch and seed.
+        of_graphs: Two uniform numbers for each graph, [2, g].
+        of_nodes: A uniform number for each node, [n].
     """
 
-    graphs: Graphs
-    ids: GraphIds
-    view: int
-    epoch: int
-    seed: int
+    key: tuple[GraphIds, int, int, int]
+    of_graphs: Annotated[Tensor, "2 g"]
+    of_nodes: Annotated[Tensor, "n"]
 
-    def per_graph(self, num: int) -> Annotated[Tensor, "num g"]:
-        """Return ``num`` uniform numbers for each graph, [num, g]."""
-        return self._uniforms(num, self.ids, PER_GRAPH)
+    @classmethod
+    def of(cls, graphs: Graphs, *key: Any) -> Draw:
+        """Return the numbers of a batch for its ids, a view, an epoch and a seed."""
+        place = torch.arange(len(graphs.x), device=graphs.batch.device) - graphs.starts[graphs.batch]
+        nodes = _uniforms(1, _joint(key[0][graphs.batch], place), PER_NODE, *key[1:])[0]
+        return cls(key, _uniforms(2, key[0], PER_GRAPH, *key[1:]), nodes)  # type: ignore[arg-type]
 
-    def per_node(self, num: int) -> Annotated[Tensor, "num n"]:
-        """Return ``num`` uniform numbers for each node, [num, n]."""
-        place = torch.arange(len(self.graphs.x), device=self.ids.device) - self.graphs.starts[self.graphs.batch]
-        return self._uniforms(num, _joint(self.ids[self.graphs.batch], place), PER_NODE)
+    def part(self, kept: Annotated[Tensor, "n"]) -> Draw:
+        """Return the numbers of the nodes where ``kept`` [n] is true: all nodes of some graphs."""
+        return replace(self, of_nodes=self.of_nodes[kept])
 
-    def per_edge(self, num: int) -> Annotated[Tensor, "num m"]:
-        """Return ``num`` uniform numbers for each edge in ``graphs.edges``, [num, m]."""
-        owner = self.graphs.batch[self.graphs.edges[0]]
-        place = torch.arange(len(owner), device=self.ids.device) - torch.searchsorted(owner, owner)
-        return self._uniforms(num, _joint(self.ids[owner], place), PER_EDGE)
+    def of_edges(self, graphs: Graphs) -> Annotated[Tensor, "3 e"]:
+        """Return three uniform numbers for each edge in ``graphs.edges``, [3, e]."""
+        owner = graphs.batch[graphs.edges[0]]
+        place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+        return _uniforms(3, _joint(self.key[0][owner], place), PER_EDGE, *self.key[1:])
 
-    def _uniforms(self, num: int, rows: Tensor, stream: int) -> Tensor:
-        view = torch.full_like(rows, NUM_STREAMS * self.view + stream)
-        return uniforms(num, rows, view, self.epoch, self.seed)
+
+def _uniforms(num: int, rows: Tensor, stream: int, view: int, epoch: int, seed: int) -> Annotated[Tensor, "num n"]:
+    return uniforms(num, rows, torch.full_like(rows, NUM_STREAMS * view + stream), epoch, seed)
 
 
 def node_drop(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
@@ -157,7 +157,7 @@ def node_drop(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes.
     """
-    dropped = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
+    dropped = _lowest(draw.of_nodes, graphs.batch, _share(graphs.num_nodes, ratio))
     return graphs.subgraph(~dropped)
 
 
@@ -174,8 +174,8 @@ def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes to remove.
     """
-    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that shortest paths are finite
-    start = graphs.starts + _whole(draw.per_graph(1)[0], graphs.num_nodes)
+    waiting = -torch.log1p(-draw.of_nodes.double()) + 1e-9  # positive, so that shortest paths are finite
+    start = graphs.starts + _whole(draw.of_graphs[0], graphs.num_nodes)
     start = start[graphs.num_nodes > 0]
     joined = torch.full_like(waiting, torch.inf).index_fill(0, start, 0.0)
     source, target = graphs.edge_index
@@ -197,7 +197,7 @@ def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes.
     """
-    masked = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
+    masked = _lowest(draw.of_nodes, graphs.batch, _share(graphs.num_nodes, ratio))
     return replace(graphs, x=graphs.x.masked_fill(masked[:, None], 0))
 
 
@@ -211,7 +211,7 @@ def edge_perturb(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the edges.
     """
-    order, first, second = draw.per_edge(3)
+    order, first, second = draw.of_edges(graphs)
     owner = graphs.batch[graphs.edges[0]]
     moved = _lowest(order, owner, _share(torch.bincount(owner, minlength=len(graphs)), ratio))
     size, start = graphs.num_nodes[owner[moved]], graphs.starts[owner[moved]]
@@ -275,13 +275,13 @@ class GraphAugment:
         kinds, graphs = kinds_of((self.first, self.second)[view]), graphs.float()
         if not kinds:
             return graphs
+        draw = Draw.of(graphs, ids, view, epoch, seed)
         # The second number of each graph: ``subgraph`` uses the first one for its start.
-        drawn = Draw(graphs, ids, view, epoch, seed).per_graph(2)[1]
-        which = _whole(drawn, torch.full_like(ids, len(kinds)))
+        which = _whole(draw.of_graphs[1], torch.full_like(ids, len(kinds)))[graphs.batch]  # [n]
         parts = []
         for i, kind in enumerate(kinds):
-            part = graphs.subgraph((which == i)[graphs.batch])  # the other graphs have no node here
-            parts.append(AUGMENTATIONS[kind](part, Draw(part, ids, view, epoch, seed), self.ratio))
+            part = graphs.subgraph(which == i)  # the other graphs have no node here
+            parts.append(AUGMENTATIONS[kind](part, draw.part(which == i), self.ratio))
         found = parts[0].joined(parts[1:])
         owner, order = (found.batch % len(graphs)).sort(stable=True)
         place = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
