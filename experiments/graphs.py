@@ -149,7 +149,7 @@ def untrained(out: Path, name: str, seed: int) -> float:
         data = GraphData.splits(options).train
         encoder = data.encoder(options).eval()
         with torch.no_grad():
-            features = encoder.features(data.graphs.float())
+            features = encoder.features(data.plain(torch.arange(len(data))))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(float(svm_correct(features, data.labels).double().mean())))
     return float(json.loads(path.read_text()))

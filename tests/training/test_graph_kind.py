@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import pytest
 import torch
 
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError, DataChanged
+from hardneg.core.errors import ArgumentError, DataChanged, MissingExtra
 from hardneg.io.embeddings import load_evaluated, unpack_bits
 from hardneg.pages.graph_drawing import MOST_NODES, SIDE, graph_drawing
 from hardneg.reporting import write_report
+from hardneg.training.augmentation.graphs import Graphs
 from hardneg.training.data.graph_files import save_graphs
 from hardneg.training.data.graphs import GraphData, augment_for
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.packed import Graphs
 from hardneg.training.evaluation.svm import svm_correct
 from hardneg.training.loop.data_record import fingerprint
 from hardneg.training.loop.records import has_collapsed
@@ -30,7 +31,8 @@ from support.html_page import Page
 from support.training_runs import run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
-pytest.importorskip("sklearn", reason="graphs need the extra eval")
+pytest.importorskip("sklearn", reason="graphs need the extra graphs")
+pytest.importorskip("torch_geometric", reason="graphs need the extra graphs")
 
 
 @pytest.fixture
@@ -58,19 +60,14 @@ def test_the_accuracy_is_that_of_all_graphs_in_cross_validation(file: str, tmp_p
 def test_the_fingerprint_is_of_nodes_edges_and_labels() -> None:
     graphs, labels, ids = random_graphs(6), torch.arange(6) % 2, torch.arange(6)
     data = GraphData(graphs, labels, ids, "one", ("a", "b"))
-    changed = [
-        GraphData(graphs, labels.flip(0), ids, "one", ("a", "b")),
-        GraphData(
-            Graphs(graphs.x + 1, graphs.edges, graphs.num_nodes, graphs.num_edges), labels, ids, "one", ("a", "b")
-        ),
-        GraphData(
-            Graphs(graphs.x, graphs.edges.flip(0), graphs.num_nodes, graphs.num_edges), labels, ids, "one", ("a", "b")
-        ),
-    ]
+    x, rewired = graphs[3].clone(), graphs[3].clone()
+    x.x, rewired.edge_index = x.x + 1, rewired.edge_index.flip(0)
+    changed = [GraphData(graphs, labels.flip(0), ids, "one", ("a", "b"))]
+    changed += [GraphData([*graphs[:3], one, *graphs[4:]], labels, ids, "one", ("a", "b")) for one in (x, rewired)]
     assert fingerprint(data) == fingerprint(GraphData(graphs, labels, ids, "other", ("c", "d")))
     assert fingerprint(data) not in {fingerprint(one) for one in changed}
     part = data.take(torch.tensor([4, 1]))
-    assert part.graphs.num_nodes.tolist() == graphs.num_nodes[[4, 1]].tolist()
+    assert [one.num_nodes for one in part.graphs] == [graphs[4].num_nodes, graphs[1].num_nodes]
     assert part.ids.tolist() == [4, 1]
     with raises(ArgumentError, who="GraphData 'short'", got="5 ids"):
         GraphData(graphs, None, torch.arange(5), "short")
@@ -118,6 +115,17 @@ def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, 
     tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
     with raises(ArgumentError, who="compare", what="--tune", got="--data", fix="--data"):
         compare(tuned, tmp_path / "out", show=lambda line: None)
+
+
+@pytest.mark.parametrize("library", ["torch_geometric", "sklearn"])
+def test_a_missing_library_is_named_before_training(
+    library: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    package = {"torch_geometric": "torch-geometric", "sklearn": "scikit-learn"}[library]
+    with raises(MissingExtra, who="graphs", what=package, fix="'hardneg[graphs]'"):
+        run("graphcl", tmp_path / "run", short(file))
+    assert not (tmp_path / "run").exists()
 
 
 def test_own_views_take_the_place_of_the_augmentation(file: str, tmp_path: Path) -> None:

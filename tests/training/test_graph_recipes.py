@@ -32,7 +32,8 @@ from support.training_ranks import on_two_ranks, run_job
 from support.training_runs import assert_same, everything, interrupted, run
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
-pytest.importorskip("sklearn", reason="graphs need the extra eval")
+pytest.importorskip("sklearn", reason="graphs need the extra graphs")
+pytest.importorskip("torch_geometric", reason="graphs need the extra graphs")
 
 IDS = torch.tensor([7, 2, 11, 5, 0])
 HARD = {"negatives": "Tilt(1.5)", "tau_plus": 0.05}
@@ -78,7 +79,7 @@ def test_infograph_is_its_formula(hard: bool) -> None:
     options = InfoGraphOptions(encoder="gin-layer", dim=8, **more)
     data = data_of()
     method, batch = InfoGraph(options, data, 10).double(), batch_of(data, options)
-    graphs = data.graphs[IDS]
+    graphs = data.plain(IDS)
     local, whole = (part.detach() for part in method.encoder(graphs))
     similarity = (local @ whole.T).tolist()
     scale = max(abs(similarity[u][j]) for u in range(len(local)) for j in range(5) if j != int(graphs.batch[u]))
@@ -117,7 +118,7 @@ def test_infograph_trains_the_whole_encoder_and_nothing_else_is_evaluated() -> N
     method = InfoGraph(options, data, 10)
     method.loss_of(method.encoder, batch_of(data, options)).backward()
     assert all(weights.grad is not None and bool(weights.grad.any()) for weights in method.encoder.parameters())
-    assert method.encoder.features(data.graphs).shape == (12, 96)
+    assert method.encoder.features(data.plain(torch.arange(12))).shape == (12, 96)
     torch.testing.assert_close(method.harvest().vectors.norm(dim=1), torch.ones(5))
 
 

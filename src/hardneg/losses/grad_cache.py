@@ -28,7 +28,7 @@ Encoded = Annotated[Tensor, "b d"]
 
 @runtime_checkable
 class SplitByRows(Protocol):
-    """Inputs that are no tensors but can be split by rows, such as packed graphs."""
+    """Inputs that are no tensors but can be split by rows, such as batches of graphs."""
 
     def __len__(self) -> int: ...
 
@@ -314,7 +314,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors among the leaves, and those in objects with rows, such as packed graphs."""
+    """Return the tensors among the leaves, and those in objects with rows, such as batches of graphs."""
     leaves = _leaves(value)
     inside = [
         _leaves(getattr(leaf, "__dict__", {}))

@@ -1,4 +1,4 @@
-"""GIN (Xu et al. 2019) in plain torch: three layers of width 32, with sum aggregation and sum readout.
+"""GIN (Xu et al. 2019) from torch-geometric's layers: three of width 32, with sum aggregation and sum readout.
 
     h_v <- norm(relu(mlp(h_v + sum of h_u over the neighbours u of v)))
 
@@ -6,7 +6,9 @@ A node's features are the concatenated outputs of all layers, and a graph's are 
 of InfoGraph and GraphCL: 96 numbers. The norm "batch" normalises over the nodes of a batch, as they do; "layer"
 normalises each node by itself, so that a graph's features depend neither on its batch nor on the number of ranks.
 
-``GraphData.rebuilt`` (data/graphs.py) builds it with GraphCL's head; InfoGraph's recipe also uses its node features.
+``torch_geometric.nn.models.GIN`` is not used: it ends in a linear layer where outputs are concatenated, and sums in the
+type that it is given. ``GraphData.rebuilt`` (data/graphs.py) builds this one with GraphCL's head; InfoGraph's recipe
+also uses its node features.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from hardneg.core.errors import check_among
+from hardneg.core.errors import check_among, optional
 from hardneg.core.tensors import widened
-from hardneg.training.data.packed import Graphs
+from hardneg.training.augmentation.graphs import Graphs
 from hardneg.training.encoders import seeded
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class GIN(nn.Module):
-    """Graph isomorphism network of packed graphs: features [g, width * num_layers].
+    """Graph isomorphism network: features [g, width * num_layers] of a batch of graphs.
 
     Args:
         in_features: Number of features of each node.
@@ -35,8 +37,11 @@ class GIN(nn.Module):
         norm: "batch" or "layer".
         seed: Seed of the weights; None draws them from torch's generator.
 
+    Raises:
+        MissingExtra: If torch-geometric is not installed.
+
     Example:
-        >>> graphs = Graphs(torch.ones(3, 1), torch.tensor([[0], [1]]), torch.tensor([2, 1]), torch.tensor([1, 0]))
+        >>> graphs = Graphs(torch.ones(3, 1), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0, 1]), 2)
         >>> GIN(1, norm="layer")(graphs).shape
         torch.Size([2, 96])
     """
@@ -46,37 +51,47 @@ class GIN(nn.Module):
     ) -> None:
         super().__init__()
         check_among("GIN", "norm", norm, tuple(NORMS))
+        library = optional("torch_geometric.nn", "GIN", extra="graphs")
         self.feature_dim = width * num_layers
+        self.sum_over_graphs = library.global_add_pool
+        self.convs = nn.ModuleList(library.GINConv(nn.Identity()) for _ in range(num_layers))
         with seeded(seed):
-            widths = [in_features] + [width] * (num_layers - 1)
-            self.layers = nn.ModuleList(two_layers(before, width, width) for before in widths)
-        self.norms = nn.ModuleList(NORMS[norm](width) for _ in widths)
+            for i, conv in enumerate(self.convs):  # GINConv would reset the weights of a network that it is built with
+                conv.nn = two_layers(width if i else in_features, width, width)
+        self.norms = nn.ModuleList(NORMS[norm](width) for _ in self.convs)
 
     def nodes(self, graphs: Graphs) -> Annotated[Tensor, "n d"]:
         """Return the features of all nodes of the batch, [n, width * num_layers]."""
-        source, target = graphs.edge_index
-        dtype: torch.dtype = self.layers[0][0].weight.dtype  # type: ignore[index, assignment]
+        dtype = next(self.parameters()).dtype
         h, all_layers = graphs.x.to(dtype), []
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            h = widened(h)  # bfloat16 cannot count: a GPU's sum of 300 ones is 256
-            h = norm(layer(h.index_add(0, target, h[source]).to(dtype)).relu())
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            # The sum is in float32: bfloat16 cannot count, a GPU's sum of 300 ones is 256.
+            h = norm(conv(widened(h), graphs.edge_index).relu())
             all_layers.append(h)
         return torch.cat(all_layers, dim=1).to(dtype)
 
+    def pooled(self, nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor, "g d"]:
+        """Sum node features over each graph: [n, d] -> [g, d]; a graph without nodes gets zeros."""
+        whole: Tensor = self.sum_over_graphs(widened(nodes), graphs.batch, len(graphs))
+        return whole.to(nodes.dtype)
+
     def forward(self, graphs: Graphs) -> Annotated[Tensor, "g d"]:
         """Return the features of the graphs, [g, width * num_layers]: sums over their nodes."""
-        return pooled(self.nodes(graphs), graphs)
+        return self.pooled(self.nodes(graphs), graphs)
 
 
-def pooled(nodes: Annotated[Tensor, "n d"], graphs: Graphs) -> Annotated[Tensor, "g d"]:
-    """Sum node features over each graph: [n, d] -> [g, d]; a graph without nodes gets zeros."""
-    wide = widened(nodes)
-    return wide.new_zeros(len(graphs), wide.shape[1]).index_add(0, graphs.batch, wide).to(nodes.dtype)
+class Perceptron(nn.Sequential):
+    """Layers whose input is converted to the type of their weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the layers, [..., out_features]."""
+        projected: Tensor = super().forward(x.to(next(self.parameters()).dtype))  # type: ignore[no-untyped-call]
+        return projected
 
 
 def two_layers(in_features: int, width: int, out_features: int) -> nn.Sequential:
     """Return a perceptron with one hidden layer and ReLU, initialised as in GraphCL."""
-    return nn.Sequential(xavier(in_features, width), nn.ReLU(), xavier(width, out_features))
+    return Perceptron(xavier(in_features, width), nn.ReLU(), xavier(width, out_features))
 
 
 def xavier(in_features: int, out_features: int) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""GraphCL's augmentations (You et al. 2020): whole batches of graphs, keyed by (seed, epoch, id, view) alone.
+"""Batches of graphs, and GraphCL's augmentations (You et al. 2020), keyed by (seed, epoch, id, view) alone.
 
     node_drop         removes a share ``ratio`` of the nodes with their edges
     edge_perturb      removes a share ``ratio`` of the edges and adds as many random ones
@@ -9,64 +9,144 @@ They follow the paper, with its ratio of 0.2. The authors' code for TU data diff
 the nodes to drop, its subgraph those outside; edges are only removed, one direction at a time; masked features become
 noise.
 
-``GraphAugment.views`` is called by ``GraphData`` (data/graphs.py) for each batch.
+A batch is PyG's: one large graph with disconnected parts. ``GraphData`` (data/graphs.py) collates it from a list of
+``Data`` and calls ``GraphAugment.views``. All augmentations work on whole batches: one graph at a time, they would take
+longer than the training step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import UnknownName, check_range
+from hardneg.core.errors import UnknownName, check_range, optional
 from hardneg.core.keyed import uniforms
-from hardneg.training.data.packed import Counts, Graphs
 
+Counts = Annotated[Tensor, "g"]
 GraphIds = Annotated[Tensor, "g"]
 
 PER_GRAPH, PER_NODE, PER_EDGE = 0, 1, 2  # streams of random numbers
 NUM_STREAMS = 3
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Random numbers for the nodes and edges of a batch, which depend on a graph's id and not on its position.
+@dataclass(frozen=True, eq=False)
+class Graphs:
+    """A batch of undirected graphs as an encoder's inputs: the tensors of PyG's ``Batch``, with a length and slices.
 
     Attributes:
-        graphs: The batch.
-        ids: Id of each graph [g].
-        view: 0 or 1.
-        epoch: The epoch, part of the random key.
-        seed: The seed, part of the random key.
+        x: Node features [n, f], grouped by graph.
+        edge_index: Edges [2, m] in both directions.
+        batch: Graph of each node [n], non-decreasing.
+        num_graphs: Number of graphs; some may have no node.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> path = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        >>> graphs = Graphs.collate([path, path])
+        >>> len(graphs), graphs.num_nodes.tolist(), graphs[1:].edge_index.tolist()
+        (2, [3, 3], [[0, 1, 1, 2], [1, 0, 2, 1]])
     """
 
-    graphs: Graphs
-    ids: GraphIds
-    view: int
-    epoch: int
-    seed: int
+    x: Annotated[Tensor, "n f"]
+    edge_index: Annotated[Tensor, "2 m"]
+    batch: Annotated[Tensor, "n"]
+    num_graphs: int
 
-    def per_graph(self, num: int) -> Annotated[Tensor, "num g"]:
-        """Return ``num`` uniform numbers for each graph, [num, g]."""
-        return self._uniforms(num, self.ids, PER_GRAPH)
+    @classmethod
+    def collate(cls, items: Sequence[Any]) -> Graphs:
+        """Return one batch of PyG's ``Data`` with ``x`` and ``edge_index``."""
+        whole = optional("torch_geometric.data", "graphs", extra="graphs").Batch.from_data_list(items)
+        return cls(whole.x, whole.edge_index, whole.batch, len(items))
 
-    def per_node(self, num: int) -> Annotated[Tensor, "num n"]:
-        """Return ``num`` uniform numbers for each node, [num, n]."""
-        place = torch.arange(len(self.graphs.x), device=self.ids.device) - self.graphs.starts[self.graphs.batch]
-        return self._uniforms(num, _joint(self.ids[self.graphs.batch], place), PER_NODE)
+    def __len__(self) -> int:
+        return self.num_graphs
 
-    def per_edge(self, num: int) -> Annotated[Tensor, "num m"]:
-        """Return ``num`` uniform numbers for each edge, [num, m]."""
-        counts, owner = self.graphs.num_edges, self.graphs.edge_batch
-        place = torch.arange(len(owner), device=self.ids.device) - (counts.cumsum(0) - counts)[owner]
-        return self._uniforms(num, _joint(self.ids[owner], place), PER_EDGE)
+    @cached_property
+    def num_nodes(self) -> Counts:
+        """Number of nodes of each graph, [g]."""
+        return torch.bincount(self.batch, minlength=self.num_graphs)
 
-    def _uniforms(self, num: int, rows: Tensor, stream: int) -> Tensor:
-        view = torch.full_like(rows, NUM_STREAMS * self.view + stream)
-        return uniforms(num, rows, view, self.epoch, self.seed)
+    @cached_property
+    def starts(self) -> Counts:
+        """The first node of each graph, [g]."""
+        return self.num_nodes.cumsum(0) - self.num_nodes
+
+    @cached_property
+    def edges(self) -> Annotated[Tensor, "2 e"]:
+        """Each edge once, from its lower node to its higher one, [2, e]."""
+        return self.edge_index[:, self.edge_index[0] < self.edge_index[1]]
+
+    def subgraph(self, kept: Annotated[Tensor, "n"]) -> Graphs:
+        """Return the graphs of the nodes where ``kept`` [n] is true, and the edges between them."""
+        subgraph = optional("torch_geometric.utils", "graphs", extra="graphs").subgraph
+        edge_index, _ = subgraph(kept, self.edge_index, relabel_nodes=True, num_nodes=len(kept))
+        return Graphs(self.x[kept], edge_index, self.batch[kept], self.num_graphs)
+
+    def __getitem__(self, rows: slice) -> Graphs:
+        """Return the graphs of a slice without a step."""
+        start, stop, _ = rows.indices(len(self))
+        found = self.subgraph((self.batch >= start) & (self.batch < stop))
+        return replace(found, batch=found.batch - start, num_graphs=max(stop - start, 0))
+
+    def to(self, device: torch.device | str) -> Graphs:
+        """Move all tensors to a device."""
+        return Graphs(self.x.to(device), self.edge_index.to(device), self.batch.to(device), self.num_graphs)
+
+    def joined(self, others: Sequence[Graphs]) -> Graphs:
+        """Return one batch of these graphs followed by the others."""
+        parts, nodes, graphs, edges, batch = [self, *others], 0, 0, [], []
+        for part in parts:
+            edges.append(part.edge_index + nodes)
+            batch.append(part.batch + graphs)
+            nodes, graphs = nodes + len(part.x), graphs + len(part)
+        return Graphs(torch.cat([part.x for part in parts]), torch.cat(edges, dim=1), torch.cat(batch), graphs)
+
+    def float(self) -> Graphs:
+        """Return the graphs with float features, as encoders need them."""
+        return replace(self, x=self.x.float())
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers for the graphs, nodes and edges of a batch, which depend on a graph's id and not on its position.
+
+    Numbers of graphs and nodes are drawn once for the whole batch, since a draw of few takes as long as one of many.
+
+    Attributes:
+        key: Id of each graph [g], view (0 or 1), epoch and seed.
+        of_graphs: Two uniform numbers for each graph, [2, g].
+        of_nodes: A uniform number for each node, [n].
+    """
+
+    key: tuple[GraphIds, int, int, int]
+    of_graphs: Annotated[Tensor, "2 g"]
+    of_nodes: Annotated[Tensor, "n"]
+
+    @classmethod
+    def of(cls, graphs: Graphs, *key: Any) -> Draw:
+        """Return the numbers of a batch for its ids, a view, an epoch and a seed."""
+        place = torch.arange(len(graphs.x), device=graphs.batch.device) - graphs.starts[graphs.batch]
+        nodes = _uniforms(1, _joint(key[0][graphs.batch], place), PER_NODE, *key[1:])[0]
+        return cls(key, _uniforms(2, key[0], PER_GRAPH, *key[1:]), nodes)  # type: ignore[arg-type]
+
+    def part(self, kept: Annotated[Tensor, "n"]) -> Draw:
+        """Return the numbers of the nodes where ``kept`` [n] is true: all nodes of some graphs."""
+        return replace(self, of_nodes=self.of_nodes[kept])
+
+    def of_edges(self, graphs: Graphs) -> Annotated[Tensor, "3 e"]:
+        """Return three uniform numbers for each edge in ``graphs.edges``, [3, e]."""
+        owner = graphs.batch[graphs.edges[0]]
+        place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
+        return _uniforms(3, _joint(self.key[0][owner], place), PER_EDGE, *self.key[1:])
+
+
+def _uniforms(num: int, rows: Tensor, stream: int, view: int, epoch: int, seed: int) -> Annotated[Tensor, "num n"]:
+    return uniforms(num, rows, torch.full_like(rows, NUM_STREAMS * view + stream), epoch, seed)
 
 
 def node_drop(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
@@ -77,8 +157,8 @@ def node_drop(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes.
     """
-    dropped = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
-    return keep_nodes(graphs, ~dropped)
+    dropped = _lowest(draw.of_nodes, graphs.batch, _share(graphs.num_nodes, ratio))
+    return graphs.subgraph(~dropped)
 
 
 def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
@@ -94,8 +174,9 @@ def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes to remove.
     """
-    waiting = -torch.log1p(-draw.per_node(1)[0].double()) + 1e-9  # positive, so that shortest paths are finite
-    start = graphs.starts + _whole(draw.per_graph(1)[0], graphs.num_nodes)
+    waiting = -torch.log1p(-draw.of_nodes.double()) + 1e-9  # positive, so that shortest paths are finite
+    start = graphs.starts + _whole(draw.of_graphs[0], graphs.num_nodes)
+    start = start[graphs.num_nodes > 0]
     joined = torch.full_like(waiting, torch.inf).index_fill(0, start, 0.0)
     source, target = graphs.edge_index
     while True:
@@ -105,7 +186,7 @@ def subgraph(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         joined = earlier
     num_kept = graphs.num_nodes - _share(graphs.num_nodes, ratio)
     kept = _lowest(joined, graphs.batch, num_kept) & torch.isfinite(joined)
-    return keep_nodes(graphs, kept)
+    return graphs.subgraph(kept)
 
 
 def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
@@ -116,7 +197,7 @@ def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the nodes.
     """
-    masked = _lowest(draw.per_node(1)[0], graphs.batch, _share(graphs.num_nodes, ratio))
+    masked = _lowest(draw.of_nodes, graphs.batch, _share(graphs.num_nodes, ratio))
     return replace(graphs, x=graphs.x.masked_fill(masked[:, None], 0))
 
 
@@ -130,20 +211,16 @@ def edge_perturb(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
         draw: Its random numbers.
         ratio: Share of the edges.
     """
-    order, first, second = draw.per_edge(3)
-    num_moved = _share(graphs.num_edges, ratio)
-    moved = _lowest(order, graphs.edge_batch, num_moved)
-    owner = graphs.edge_batch[moved]
-    size, start = graphs.num_nodes[owner], graphs.starts[owner]
+    order, first, second = draw.of_edges(graphs)
+    owner = graphs.batch[graphs.edges[0]]
+    moved = _lowest(order, owner, _share(torch.bincount(owner, minlength=len(graphs)), ratio))
+    size, start = graphs.num_nodes[owner[moved]], graphs.starts[owner[moved]]
     one = _whole(first[moved], size)
     # A second node other than the first; a graph with one node has neither, but no edge to move either.
     other = (one + 1 + _whole(second[moved], size - 1)) % size
-    drawn = torch.stack([start + torch.minimum(one, other), start + torch.maximum(one, other)])
-    edges = torch.cat([graphs.edges[:, ~moved], drawn], dim=1)
-    codes = torch.unique(edges[0] * len(graphs.x) + edges[1])  # removes duplicates
-    edges = torch.stack([codes // len(graphs.x), codes % len(graphs.x)])
-    counts = torch.bincount(graphs.batch[edges[0]], minlength=len(graphs))
-    return replace(graphs, edges=edges, num_edges=counts)
+    edges = torch.cat([graphs.edges[:, ~moved], torch.stack([start + one, start + other])], dim=1)
+    to_undirected = optional("torch_geometric.utils", "graphs", extra="graphs").to_undirected
+    return replace(graphs, edge_index=to_undirected(edges, num_nodes=len(graphs.x)))  # removes duplicates
 
 
 AUGMENTATIONS: dict[str, Callable[[Graphs, Draw, float], Graphs]] = {
@@ -165,8 +242,9 @@ class GraphAugment:
         ratio: Share of nodes or edges that an augmentation changes.
 
     Example:
-        >>> from hardneg.training.data.packed import pack
-        >>> graphs = pack([torch.ones(5, 1)] * 4, [torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])] * 4)
+        >>> from torch_geometric.data import Data
+        >>> cycle = torch.tensor([[0, 1, 2, 3, 4, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 0, 1, 2, 3, 4]])
+        >>> graphs = Graphs.collate([Data(x=torch.ones(5, 1), edge_index=cycle)] * 4)
         >>> first, second = GraphAugment("node_drop", "none").views(graphs, ids=torch.arange(4), epoch=0, seed=0)
         >>> first.num_nodes.tolist(), second.num_nodes.tolist()
         ([4, 4, 4, 4], [5, 5, 5, 5])
@@ -197,15 +275,17 @@ class GraphAugment:
         kinds, graphs = kinds_of((self.first, self.second)[view]), graphs.float()
         if not kinds:
             return graphs
+        draw = Draw.of(graphs, ids, view, epoch, seed)
         # The second number of each graph: ``subgraph`` uses the first one for its start.
-        drawn = Draw(graphs, ids, view, epoch, seed).per_graph(2)[1]
-        which = _whole(drawn, torch.full_like(ids, len(kinds)))
-        places = [torch.nonzero(which == i)[:, 0] for i in range(len(kinds))]
+        which = _whole(draw.of_graphs[1], torch.full_like(ids, len(kinds)))[graphs.batch]  # [n]
         parts = []
-        for kind, place in zip(kinds, places, strict=True):
-            part = graphs[place]
-            parts.append(AUGMENTATIONS[kind](part, Draw(part, ids[place], view, epoch, seed), self.ratio))
-        return parts[0].joined(parts[1:])[torch.argsort(torch.cat(places))]
+        for i, kind in enumerate(kinds):
+            part = graphs.subgraph(which == i)  # the other graphs have no node here
+            parts.append(AUGMENTATIONS[kind](part, draw.part(which == i), self.ratio))
+        found = parts[0].joined(parts[1:])
+        owner, order = (found.batch % len(graphs)).sort(stable=True)
+        place = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=order.device))
+        return Graphs(found.x[order], place[found.edge_index], owner, len(graphs))
 
 
 def kinds_of(names: str) -> list[str]:
@@ -221,18 +301,6 @@ def kinds_of(names: str) -> list[str]:
         if name not in AUGMENTATIONS:
             raise UnknownName(name, [*AUGMENTATIONS, "random", "none"], "as views of graphs")
     return [name for name in AUGMENTATIONS if name in chosen]
-
-
-def keep_nodes(graphs: Graphs, kept: Annotated[Tensor, "n"]) -> Graphs:
-    """Return the subgraphs induced by the nodes where ``kept`` [n] is true."""
-    place = kept.cumsum(0) - 1
-    whole = kept[graphs.edges].all(0)
-    return Graphs(
-        graphs.x[kept],
-        place[graphs.edges[:, whole]],
-        torch.bincount(graphs.batch[kept], minlength=len(graphs)),
-        torch.bincount(graphs.edge_batch[whole], minlength=len(graphs)),
-    )
 
 
 def _whole(u: Tensor, below: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ Arrays of an .npz file, for g graphs with n nodes and m edges in total:
 TU's text files contribute node labels where there are any, else node attributes. Graphs whose nodes have neither, or
 all the same label, get one-hot degrees; GraphCL's and InfoGraph's code gives those a constant. Edge labels are ignored.
 
+Graphs are lists of PyG's ``Data``: undirected, without self-loops and repeated edges. ``from_geometric`` makes such a
+list of any sequence of ``Data``, such as a ``TUDataset``. The text files are read here, since ``TUDataset`` drops a
+last line without a newline, does not check the order of the nodes, forgets the names of classes, and writes to the
+folder.
+
 ``read_graphs`` is called by ``GraphData.read`` (graphs.py).
 """
 
@@ -24,31 +29,36 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import one_hot
 
-from hardneg.core.errors import ArgumentError, FileError, NoFile
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.arrays import Array, known_labels, read_arrays
+from hardneg.training.augmentation.graphs import Counts
 from hardneg.training.data.named import default_root
-from hardneg.training.data.packed import Graphs, simple, with_degrees
 
 FOLDER = "tu-graphs"
+
+MAX_DEGREE = 100
+"""Degrees with their own feature; higher ones share the last."""
 
 
 class GraphPart(NamedTuple):
     """Graphs as they were read.
 
     Attributes:
-        graphs: The graphs, packed.
+        graphs: The graphs, PyG's ``Data``.
         labels: Class of each graph as an index into ``classes`` [g], or None.
         classes: Names of the classes.
     """
 
-    graphs: Graphs
+    graphs: list[Any]
     labels: Array | None
     classes: tuple[str, ...]
 
@@ -133,12 +143,13 @@ def _pointers(path: Path, name: str, array: Array) -> Array:
 
 def _featured(
     path: Path, edges: Array, num_nodes: Array, num_edges: Array, kinds: Array | None, x: Array | None
-) -> Graphs:
+) -> list[Any]:
     """Return graphs with, in this order, given features, one-hot node labels, or one-hot degrees."""
     n = int(num_nodes.sum())
     for name, part in (("labels", kinds), ("features", x)):
         if part is not None and len(part) != n:
             raise FileError("data", f"{name} of each of {n} nodes", path, f"which has {len(part)}")
+    features = None
     if x is not None:
         features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, math.prod(x.shape[1:]))
         if features.shape[1] == 0:
@@ -147,14 +158,10 @@ def _featured(
             raise FileError("data", "finite node features", path, "which has NaN or infinite values")
     elif kinds is not None and len(values := np.unique(kinds)) > 1:
         features = one_hot(torch.from_numpy(np.searchsorted(values, kinds)), len(values)).to(torch.uint8)
-    else:
-        features = torch.ones(n, 1)
-    counts = (torch.from_numpy(part.astype(np.int64)) for part in (num_nodes, num_edges))
-    graphs = simple(features, torch.from_numpy(edges), *counts)
-    return with_degrees(graphs) if features.shape[1] == 1 and x is None else graphs
+    return simple(features, *(torch.from_numpy(part.astype(np.int64)) for part in (edges, num_nodes, num_edges)))
 
 
-def _labelled(path: Path, graphs: Graphs, y: Array | None, names: Array | None = None) -> GraphPart:
+def _labelled(path: Path, graphs: list[Any], y: Array | None, names: Array | None = None) -> GraphPart:
     labels = None if y is None else known_labels(y, f"y of {path}")
     if labels is None:
         return GraphPart(graphs, None, ())
@@ -210,25 +217,98 @@ def _numbers(path: Path, kind: type) -> Array:
     return found
 
 
-def save_graphs(path: str | Path, graphs: Graphs, labels: Array | None = None) -> None:
+def simple(
+    x: Annotated[Tensor, "n f"] | None, edges: Annotated[Tensor, "2 m"], num_nodes: Counts, num_edges: Counts
+) -> list[Any]:
+    """Return undirected graphs without self-loops and repeated edges, as PyG's ``Data``.
+
+    Args:
+        x: Features of all nodes [n, f], grouped by graph; None for one-hot degrees, of which those above ``MAX_DEGREE``
+            share the last column. Augmentations do not change the features, so they keep the original degrees.
+        edges: Edges [2, m] in one or both directions, grouped by graph, counting the nodes of their graph from 0.
+        num_nodes: Number of nodes of each graph [g].
+        num_edges: Number of edges of each graph [g].
+
+    Raises:
+        ArgumentError: If a graph has no node or an edge is out of range.
+        MissingExtra: If torch-geometric is not installed.
+    """
+    who, size = "Graphs", num_nodes.repeat_interleave(num_edges)
+    if len(num_nodes) == 0 or int(num_nodes.min()) < 1:
+        raise ArgumentError(who, "at least one graph, and a node in each", f"sizes={num_nodes.tolist()[:5]}")
+    if edges.numel() and bool(((edges < 0) | (edges >= size)).any()):
+        wrong = int(torch.nonzero(((edges < 0) | (edges >= size)).any(0))[0, 0])
+        graph = int(torch.searchsorted(num_edges.cumsum(0), wrong, right=True))
+        got = f"the edge {edges[:, wrong].tolist()} in graph {graph} with {int(num_nodes[graph])} nodes"
+        raise ArgumentError(who, "edges between nodes of the same graph", got)
+    utils, data = (optional(f"torch_geometric.{name}", "graphs", extra="graphs") for name in ("utils", "data"))
+    starts, n = num_nodes.cumsum(0) - num_nodes, int(num_nodes.sum())
+    edges, _ = utils.remove_self_loops(edges + starts.repeat_interleave(num_edges))
+    edges = utils.to_undirected(edges, num_nodes=n)  # sorted by the first node, and so by the graph
+    if x is None:
+        x = one_hot(torch.bincount(edges[0], minlength=n).clamp(max=MAX_DEGREE), MAX_DEGREE + 1).to(torch.uint8)
+    owner = torch.arange(len(num_nodes)).repeat_interleave(num_nodes)[edges[0]]
+    counts = torch.bincount(owner, minlength=len(num_nodes)).tolist()
+    parts = zip(torch.split(x, num_nodes.tolist()), torch.split(edges - starts[owner], counts, 1), strict=True)
+    return [data.Data(x=nodes, edge_index=edge_index) for nodes, edge_index in parts]
+
+
+def from_geometric(items: Sequence[Any]) -> tuple[list[Any], Annotated[Tensor, "g"] | None]:
+    """Return any PyG graphs as ``GraphData`` needs them: undirected, without repeated edges, and with features.
+
+    Without ``x``, the features are one-hot degrees. Edge attributes are ignored.
+
+    Args:
+        items: PyG's ``Data`` with ``edge_index`` and, optionally, ``x`` and ``y``: a list or a data set.
+
+    Returns:
+        The graphs, and their labels [g] if every item has one in ``y``, else None.
+
+    Raises:
+        ArgumentError: If there is no graph, only some have ``x``, or an edge is out of range.
+
+    Example:
+        >>> from torch_geometric.data import Data
+        >>> graphs, _ = from_geometric([Data(edge_index=torch.tensor([[0, 1, 1], [1, 2, 1]]), num_nodes=3)])
+        >>> graphs[0].edge_index.tolist(), graphs[0].x.argmax(1).tolist()
+        ([[0, 1, 1, 2], [1, 0, 2, 1]], [1, 2, 1])
+    """
+    bare = [getattr(item, "x", None) is None for item in items]
+    if any(bare) and not all(bare):
+        got = f"{sum(bare)} of {len(bare)} without"
+        raise ArgumentError("Graphs", "node features in all graphs or in none", got)
+    num_nodes = torch.tensor([int(item.num_nodes) for item in items], dtype=torch.int64)
+    num_edges = torch.tensor([item.edge_index.shape[1] for item in items], dtype=torch.int64)
+    edges = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *(item.edge_index.long() for item in items)], dim=1)
+    x = None if all(bare) else torch.cat([item.x.reshape(int(item.num_nodes), -1) for item in items])
+    labels = [getattr(item, "y", None) for item in items]
+    known = all(isinstance(label, Tensor) and label.numel() == 1 for label in labels)
+    graphs = simple(x, edges, num_nodes, num_edges)
+    return graphs, torch.stack([label.reshape(()) for label in labels]) if known else None  # type: ignore[union-attr]
+
+
+def save_graphs(path: str | Path, graphs: Sequence[Any], labels: Array | Tensor | None = None) -> None:
     """Write an .npz file that ``graphs:FILE.npz`` reads.
 
     Args:
         path: Path of the file.
-        graphs: The graphs.
-        labels: Class of each graph [g], optional.
+        graphs: PyG's ``Data``, as ``from_geometric`` reads them: a list or a data set.
+        labels: Class of each graph [g]; by default ``y`` of the graphs.
 
     Raises:
         ArgumentError: If the number of labels differs from that of graphs.
     """
+    found, known = from_geometric(graphs)
+    parts = [one.edge_index[:, one.edge_index[0] < one.edge_index[1]] for one in found]  # each edge once
     arrays = {
-        "node_ptr": np.concatenate([[0], np.cumsum(graphs.num_nodes.cpu().numpy())]),
-        "edge_ptr": np.concatenate([[0], np.cumsum(graphs.num_edges.cpu().numpy())]),
-        "edges": (graphs.edges - graphs.starts[graphs.edge_batch]).cpu().numpy(),
-        "x": graphs.x.cpu().numpy(),
+        "node_ptr": np.cumsum([0, *(one.num_nodes for one in found)]),
+        "edge_ptr": np.cumsum([0, *(part.shape[1] for part in parts)]),
+        "edges": torch.cat(parts, dim=1).numpy(),
+        "x": torch.cat([one.x for one in found]).numpy(),
     }
+    labels = known if labels is None else labels
     if labels is not None:
-        if len(labels) != len(graphs):
-            raise ArgumentError("save_graphs", f"a label for each of {len(graphs)} graphs", f"{len(labels)} labels")
+        if len(labels) != len(found):
+            raise ArgumentError("save_graphs", f"a label for each of {len(found)} graphs", f"{len(labels)} labels")
         arrays["y"] = np.asarray(labels)
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

@@ -28,10 +28,9 @@ from hardneg.io.embeddings import pack_bits
 from hardneg.negatives import parse
 from hardneg.negatives.grammar import read_expression
 from hardneg.pages.graph_drawing import graph_drawing
-from hardneg.training.augmentation.graphs import GraphAugment
+from hardneg.training.augmentation.graphs import GraphAugment, Graphs
 from hardneg.training.data.graph_files import read_graphs
 from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, features_of_splits
-from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import Encoder, Represent, seeded
 from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
@@ -58,7 +57,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     """Graphs with ids and, where known, labels.
 
     Attributes:
-        graphs: The graphs, packed.
+        graphs: The graphs as PyG's ``Data``, as ``from_geometric`` (graph_files.py) returns them.
         labels: Class of each graph, int64 [g], or None.
         ids: Id of each graph, int64 [g].
         name: Name of the data.
@@ -67,7 +66,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         own_views: A user's callable for views, set by ``prepared``.
     """
 
-    graphs: Graphs
+    graphs: list[Any]
     labels: Annotated[Tensor, "n"] | None
     ids: Annotated[Tensor, "n"]
     name: str
@@ -102,8 +101,9 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         """Raise for augmentations, encoders and recipes that cannot be used, without reading data."""
-        if importlib.util.find_spec("sklearn") is None:
-            raise missing_extra("graphs", "sklearn", "eval")
+        for library in ("torch_geometric", "sklearn"):
+            if importlib.util.find_spec(library) is None:
+                raise missing_extra("graphs", library, "graphs")
         with located("--augment"):
             augment_for(options.augment)
         with located("--encoder"):
@@ -145,11 +145,14 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
             seed: The seed.
         """
         make = self.augment.views if self.own_views is None else self.own_views
-        return make(self.graphs[index], self.ids[index], epoch, seed)
+        return make(self._batch(index), self.ids[index], epoch, seed)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Graphs:
         """Return the graphs at positions [b] without augmentation."""
-        return self.graphs[index].float()
+        return self._batch(index).float()
+
+    def _batch(self, index: Annotated[Tensor, "b"]) -> Graphs:
+        return Graphs.collate([self.graphs[i] for i in index.tolist()]).to(self.ids.device)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
@@ -167,11 +170,11 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
     def record(self) -> dict[str, Any]:
         """Return the record of all kinds, with the number of node features."""
-        return {**super().record(), "features": self.graphs.num_features}
+        return {**super().record(), "features": self.graphs[0].num_features}
 
     def check_like(self, record: dict[str, Any]) -> None:
         """Raise if the number of node features differs from the record."""
-        before, now = record["features"], self.graphs.num_features
+        before, now = record["features"], self.graphs[0].num_features
         if before != now:
             raise ArgumentError("evaluate", f"graphs with {before} node features, like the training data", f"{now}")
 
@@ -180,7 +183,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
         Args:
             options: The options of the run.
-            views: A callable (graphs, ids, epoch, seed) -> two packed batches, or None.
+            views: A callable (graphs, ids, epoch, seed) -> two batches of graphs (``Graphs``), or None.
         """
         if views is not None and not callable(views):
             raise ArgumentError("train", "views(graphs, ids, epoch, seed) -> (view 1, view 2)", f"views={views!r}")
@@ -198,9 +201,9 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
     def shown(self, position: int) -> Shown:
         """Return a drawing of the graph at a position, or its size where it is too large."""
-        one = self.graphs[position : position + 1]
-        kinds = one.x.argmax(1).tolist() if one.num_features > 1 else [0] * len(one.x)
-        drawn = graph_drawing(one.edges.cpu().numpy(), kinds)
+        one = Graphs.collate([self.graphs[position]])
+        kinds = one.x.argmax(1).tolist() if one.x.shape[1] > 1 else [0] * len(one.x)
+        drawn = graph_drawing(one.edges.numpy(), kinds)
         sizes = f"{len(one.x)} nodes, {one.edges.shape[1]} edges"
         return Shown(text=sizes) if drawn is None else Shown(picture=drawn)
 
@@ -237,10 +240,10 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
-        """Iterate over what the fingerprint covers: the packed tensors and every per-item field."""
-        for name in ("x", "edges", "num_nodes", "num_edges"):
-            yield name, getattr(self.graphs, name)
-        yield from super().content()
+        """Iterate over what the fingerprint covers: nodes and edges of all graphs, and every other per-item field."""
+        whole = Graphs.collate(self.graphs)
+        yield from (("x", whole.x), ("edge_index", whole.edge_index), ("num_nodes", whole.num_nodes))
+        yield from (part for part in super().content() if part[0] != "graphs")
 
 
 def split_fold(path: str) -> tuple[str, tuple[int, int] | None]:

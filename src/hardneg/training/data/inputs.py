@@ -1,7 +1,7 @@
 """What an encoder receives: a tensor, or a small class that can be sliced, moved and joined like one.
 
-``InputRows`` is the protocol of such classes; ``Tokens`` (tokens.py), ``Graphs`` (packed.py) and ``Sided`` implement
-it. ``TwoTowers`` encodes the two sides of ``Sided``.
+``InputRows`` is the protocol of such classes; ``Tokens`` (tokens.py), ``Graphs`` (augmentation/graphs.py) and ``Sided``
+implement it. ``TwoTowers`` encodes the two sides of ``Sided``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class InputRows(Protocol):
-    """A batch that is not a single tensor, such as padded texts or packed graphs."""
+    """A batch that is not a single tensor, such as padded texts or a batch of graphs."""
 
     def __len__(self) -> int: ...
 

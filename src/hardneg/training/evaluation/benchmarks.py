@@ -2,7 +2,7 @@
 
 The data kinds of texts (data/texts.py) call ``benchmark_of`` and ``read_benchmark`` before training, so that a bad path
 fails early, and ``benchmark_figures`` at the end. Every figure comes with one number per item whose mean it is, from
-which comparisons of runs compute their intervals.
+which comparisons of runs compute their intervals; SciPy ranks the cosines, but its ``spearmanr`` gives only the mean.
 """
 
 from __future__ import annotations

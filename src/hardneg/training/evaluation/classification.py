@@ -1,7 +1,8 @@
 """Classification of texts by logistic regression on their embeddings.
 
 For SentEval's MR, CR, SUBJ, MPQA, SST-2, TREC and MRPC, or any table of texts and labels. ``hardneg evaluate`` calls
-``read_classification`` and then ``evaluate_classification``.
+``read_classification`` and then ``evaluate_classification``. The probe and its folds are those of logistic.py: they run
+on the device of the vectors, without scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Evaluation of labelled embeddings: a linear probe, nearest neighbours, and the geometry of pairs (pairs.py).
 
 Plain seeded functions on tensors, on any device. Features are used as the encoder returns them: the probe standardises
-them, kNN and pairs use their directions only. Data kinds call ``evaluate_embeddings`` at the end of a run, and
+them, kNN and pairs use their directions only. kNN stays on the device of the features, where scikit-learn's
+``KNeighborsClassifier`` would copy them to the CPU. Data kinds call ``evaluate_embeddings`` at the end of a run, and
 ``hardneg evaluate FILE.npz`` calls ``evaluate_file``.
 """
 

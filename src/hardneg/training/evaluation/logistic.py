@@ -1,7 +1,8 @@
 """Logistic regression on frozen features, with the regularisation chosen on held-out rows: the linear probe.
 
 The objective is scikit-learn's: C * sum of the cross-entropies + |W|^2 / 2, with an unpenalised bias. It is convex, so
-torch on any device and scikit-learn reach the same optimum.
+torch on any device and scikit-learn reach the same optimum. The solver in torch is kept because scikit-learn 1.4 runs
+on the CPU only, and newer versions run on a GPU only with an experimental switch that is set before they are imported.
 
 ``linear_predict`` and ``sklearn_predict`` are called by embeddings.py and classification.py; ``folds_of`` also divides
 rows for monitors.

@@ -6,7 +6,8 @@ svm          the cross-validated accuracy of a support vector machine on at most
 sts('FILE')  Spearman's correlation on the dev pairs of an STS file, for text encoders
 
 The test items of a run are never used, so the choice of weights does not depend on them. The loop calls
-``read_monitor`` for ``--monitor`` and the result every ``--monitor-every`` epochs.
+``read_monitor`` for ``--monitor`` and the result every ``--monitor-every`` epochs. Only the choice of items is made
+here: the figures are those of embeddings.py, svm.py and sts.py.
 """
 
 from __future__ import annotations

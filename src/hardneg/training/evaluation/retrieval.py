@@ -1,5 +1,6 @@
 """Retrieval: exact search by cosine, scored with relevance judgements (nDCG, MRR, recall; by ir-measures).
 
+The search is the one of mining, which runs on the device of the vectors in bounded memory; ir-measures only scores.
 Read ``read_beir`` and ``evaluate_retrieval``; ``retrieval_figures`` does the same from vectors. Callers are
 ``hardneg evaluate`` and benchmarks.py.
 """

@@ -4,7 +4,8 @@ TensorBoard reads the event file in the run directory: ``tensorboard --logdir ru
 set, and obeys its environment variables (WANDB_MODE=offline writes to the run directory only).
 
 To add a board, write a function that opens a ``Board`` for a run directory and append it to ``BOARDS``. ``Run`` calls
-``show_on_boards`` for each record and ``leave_boards`` at the end.
+``show_on_boards`` for each record and ``leave_boards`` at the end. docs/explanation/decisions.md says why these are not
+accelerate's trackers.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from torch.nn.functional import normalize
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
+from hardneg.training.augmentation.graphs import Graphs
 from hardneg.training.data.items import Items
-from hardneg.training.data.packed import Graphs
 from hardneg.training.encoders import seeded
-from hardneg.training.gin import GIN, pooled, xavier
+from hardneg.training.gin import GIN, xavier
 from hardneg.training.loop.method import Batch, EncodeInputs, Method
 from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import InfoGraphOptions
@@ -78,7 +78,7 @@ class LocalAndGlobal(nn.Module):
     def forward(self, graphs: Graphs) -> tuple[Tensor, Tensor]:
         """Return the projected nodes, [n, dim], and graphs, [b, dim]."""
         nodes = self.backbone.nodes(graphs)
-        return self.of_nodes(nodes), self.of_graphs(pooled(nodes, graphs))
+        return self.of_nodes(nodes), self.of_graphs(self.backbone.pooled(nodes, graphs))
 
 
 class Projection(nn.Module):
