@@ -213,6 +213,18 @@ def test_what_is_written_between_the_passes_raises_as_in_torch() -> None:
         assert name in caught.value.what
 
 
+@pytest.mark.parametrize("which", ["weights", "inputs"])
+def test_another_tensor_as_data_between_the_passes_raises(which: str) -> None:
+    """It counts as no write; torch itself would use the tensors of the forward pass."""
+    encoder, x = encoder_with(), batch()
+    value = GradCache(encoder, CHUNK)(x).square().sum()
+    changed = {"weights": encoder[0].weight, "inputs": x}[which]
+    changed.data = changed.detach() + 1
+    with pytest.raises(DataChanged) as caught:
+        value.backward()
+    assert which in caught.value.what
+
+
 class Wrapped:
     """Rows that are not a tensor."""
 

@@ -126,6 +126,26 @@ def test_what_is_missing_is_named(job: MineOptions, tmp_path: Path) -> None:
         assert error.value.fix
 
 
+def test_a_column_of_labels_is_found_in_any_spelling(job: MineOptions, tmp_path: Path) -> None:
+    rows = [{**{name: row[name] for name in ("question", "answer")}, "isDuplicate": row["is_duplicate"]}
+            for row in PAIRS]  # fmt: skip
+    other = replace(job, queries=write_lines(tmp_path / "spelt.jsonl", rows))
+    with pytest.raises(ArgumentError) as error:
+        run(other)
+    assert "isDuplicate" in str(error.value.got)
+    with pytest.raises(ArgumentError):
+        hn.mine(dataset(rows), model=encode, k=2, verbose=False)
+    assert [row["positive"] for row in mined(other, positive_label="1")] == [
+        row["positive"] for row in mined(job, positive_label="1", overwrite=True)
+    ]
+
+
+def test_columns_of_texts_with_names_of_labels_are_pairs(tmp_path: Path) -> None:
+    rows = [{"source": f"{TEXTS[i]}", "target": TEXTS[i + 20]} for i in range(20)]
+    found = TextPairs.read(write_lines(tmp_path / "pairs.jsonl", rows), TrainOptions())
+    assert (found.firsts, found.seconds) == (TEXTS[:20], TEXTS[20:40])
+
+
 def test_labels_of_lists_are_those_of_their_documents(job: MineOptions, tmp_path: Path) -> None:
     rows = [{"anchor": TEXTS[i], "positive": [TEXTS[i + 20], TEXTS[i + 40]], "labels": [1, 0]} for i in range(20)]
     listed = replace(job, queries=write_lines(tmp_path / "lists.jsonl", rows), positive_label="1")
@@ -143,6 +163,14 @@ def test_labels_of_lists_are_those_of_their_documents(job: MineOptions, tmp_path
         ("score", [0, 1, 1], True),
         ("labels", [[5, 1, 2], [5, 1, 3], [6, 0, 2]], False),  # ids of with_ids
         ("topic", [1, 0, 1], False),
+        ("Label", ["1", "0", "1"], True),  # WikiQA
+        ("isDuplicate", [1, 0, 1], True),
+        ("is_paraphrase", [True, False, True], True),
+        ("Quality", [1, 0, 1], True),  # MRPC
+        ("similarity_score", [1.0, 0.0, 1.0], True),
+        ("similarity_score", [0.3, 0.9, 0.5], False),
+        ("paraphrase", ["a text", "b text", "c text"], False),
+        ("target", [0, 1, 1], True),
     ],
 )
 def test_which_columns_may_say_what_is_positive(column: str, values: list[Any], ignored: bool) -> None:

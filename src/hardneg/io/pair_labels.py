@@ -14,9 +14,27 @@ from hardneg.core.errors import ArgumentError
 
 LABELS = (
     "label", "labels", "is_duplicate", "is_positive", "is_relevant", "relevant", "relevance", "duplicate", "gold_label",
+    "is_paraphrase", "is_match", "is_similar",
 )  # fmt: skip
-SCORES = ("score", "scores")  # labels only if all are 0 or 1; the scores of a miner are similarities
+# Labels only if all are 0 or 1: the scores of a miner are similarities, and columns of the other names may hold texts.
+SCORES = ("score", "scores", "similarity", "similarity_score")
+AMBIGUOUS = ("paraphrase", "match", "target", "quality")  # MRPC has its labels in "Quality"
+_usual = (*LABELS, *SCORES, *AMBIGUOUS)
 _truths = {"true": "1", "false": "0"}
+
+
+def is_label(name: str, kinds: Sequence[str] = _usual) -> bool:
+    """Return True for a usual name of labels in any spelling.
+
+    >>> [is_label(one) for one in ("is_duplicate", "isDuplicate", "Gold-Label", "text")]
+    [True, True, True, False]
+    """
+    return _plain(name) in map(_plain, kinds)
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case without separators."""
+    return "".join(each for each in name.lower() if each.isalnum())
 
 
 def mark_of(value: Any) -> str | None:
@@ -43,7 +61,7 @@ def label_column(names: Collection[str], given: str | None, who: str, option: st
     Raises:
         ArgumentError: If there is no such column.
     """
-    found = given or next((name for name in (*LABELS, *SCORES) if name in names), None)
+    found = given or next((name for one in _usual for name in names if is_label(name, (one,))), None)
     if found is None or found not in names:
         fix = f"name it with {option}"
         raise ArgumentError(
@@ -60,8 +78,8 @@ def ignored_label(table: Mapping[str, Sequence[Any]], used: Collection[str | Non
         used: Columns that are read.
         positives: Column of the positives.
     """
-    for name in (*LABELS, *SCORES):
-        if name not in table or name in used:
+    for name in table:
+        if not is_label(name) or name in used:
             continue
         marks: set[str | None] = set()
         for cell, value in zip(table[positives], table[name], strict=False):
@@ -69,7 +87,7 @@ def ignored_label(table: Mapping[str, Sequence[Any]], used: Collection[str | Non
             # Lists of another length are the ids that `with_ids` adds.
             if not listed or (isinstance(cell, (list, tuple)) and len(cell) == len(value)):
                 marks |= {mark_of(one) for one in (value if listed else [value])}
-        if (marks <= {"0", "1"} and "0" in marks) or (name in LABELS and marks - {"1", None}):
+        if (marks <= {"0", "1"} and "0" in marks) or (is_label(name, LABELS) and marks - {"1", None}):
             return name
     return None
 

@@ -218,11 +218,15 @@ class _FirstPass:
         self.training = {part: part.training for part in module.modules()}
         self.buffers = {name: (buffer, _version(buffer)) for name, buffer in module.named_buffers()}
         self.copies: dict[str, Tensor] = {}
+        self.places: list[tuple[Tensor, int]] = []
 
     def ended(self) -> None:
         """Keep the buffers, except those that the encoder writes itself, such as running statistics and counters."""
         unchanged = [name for name, (buffer, version) in self.buffers.items() if _version(buffer) == version]
         self.copies = {name: self.buffers[name][0].clone() for name in unchanged}
+        trained = [] if self.collects else [each for each in self.weights if each.requires_grad]  # FSDP moves weights
+        plain = [each for each in (*trained, *self.inputs) if type(each) in (Tensor, nn.Parameter)]
+        self.places = [(each, each.data_ptr()) for each in plain]
 
     def check(self) -> None:
         """Raise if inputs, weights or buffers have changed since the first pass."""
@@ -236,6 +240,8 @@ class _FirstPass:
         replaced = [*map(id, self.module.parameters())] != [*map(id, self.weights)]
         if (replaced and not self.collects) or weights != [*map(_version, self.weights)]:
             raise _changed("weights", "changed weights", "call backward() before optimizer.step()")
+        if any(each.data_ptr() != place for each, place in self.places):  # no write, so that the version is the same
+            raise _changed("weights and inputs", "another tensor as .data", "call backward() before you assign it")
         for name, now in self.module.named_buffers():
             before, version = self.buffers.get(name, (now, None))
             untouched = now is before and _version(now) == version

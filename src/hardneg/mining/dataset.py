@@ -40,7 +40,7 @@ from hardneg.core.tensors import unit
 from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.io.functions import loading_model
-from hardneg.io.pair_labels import LABELS, SCORES, label_column, split_by_label
+from hardneg.io.pair_labels import is_label, label_column, split_by_label
 from hardneg.io.terminal import Terminal
 from hardneg.mining.cache_key import key_of_function, key_of_model
 from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, warn_not_reused
@@ -235,7 +235,7 @@ def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: 
     if label is None and column is not None:
         raise argument_error("mine", "positive_label for the column of labels", "label_column_name", column)
     if label is None:
-        known = [name for name in dataset.column_names if name in (*LABELS, *SCORES, names[1])]
+        known = [name for name in dataset.column_names if is_label(name) or name == names[1]]
         fix = "or mine a data set without the column: dataset.remove_columns(...)"
         check_no_label_ignored("mine", {name: list(dataset[name]) for name in known}, names, names[1], fix)
         return None

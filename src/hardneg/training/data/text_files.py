@@ -18,7 +18,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
 from hardneg.core.text import printable
 from hardneg.io.arrays import known_labels
-from hardneg.io.pair_labels import LABELS, ignored_label, mark_of
+from hardneg.io.pair_labels import LABELS, SCORES, ignored_label, is_label, mark_of
 from hardneg.io.tables import Table, open_text, suffix_of, table_suffixes
 
 GAP = 1_000_000
@@ -210,7 +210,7 @@ def pair_columns(table: Table, path: Path) -> Sequence[str]:
     others = [
         name
         for name in table
-        if not re.fullmatch(r"negative(_\d+)?|id|_id|scores?|labels?", name) and name not in LABELS
+        if not re.fullmatch(r"negative(_\d+)?|id|_id", name) and not is_label(name, (*LABELS, *SCORES))
     ]
     if len(others) == 2:
         return others
