@@ -139,8 +139,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("name", WIDE)
+@grid("name, dtype, sorted_from", [*WIDE], DTYPES[1:], [*SORTED_FROM], strength=1, indirect=["sorted_from"])
 @pytest.mark.usefixtures("sorted_from")
 def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products are formed before the sweep, here in chunks of 32 of 44 rows.

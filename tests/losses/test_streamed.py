@@ -84,8 +84,7 @@ GUIDED = [
 ]
 
 
-@pytest.mark.parametrize("text", examples())
-@pytest.mark.parametrize("label_positives", [False, True])
+@grid("text, label_positives", examples(), [False, True], strength=1)
 def test_every_distribution(text, label_positives):
     assert_dense(pairing(label_positives=label_positives), parse(text))
     if "mined" not in text:

@@ -49,7 +49,7 @@ def test_the_budget_names_the_folders_that_are_here() -> None:
     folders = {path.parent.relative_to(ROOT).parts[1] for path in (ROOT / "tests").glob("*/**/test_*.py")}
     budget = json.loads((ROOT / "tests" / "durations.json").read_text(encoding="utf-8"))
     assert set(budget) == {"src"} | {f"tests/{name}" for name in folders}
-    assert all(seconds > 0 for seconds in budget.values())
+    assert all(seconds >= 0 for seconds in budget.values())
 
 
 @pytest.fixture
