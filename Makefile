@@ -9,7 +9,7 @@ export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
-.PHONY: help demo test test-all quick test-oldest test-integrations check format docs reference results lock dist bench clean
+.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -31,11 +31,15 @@ demo: .venv/demo ## Compare negatives on digits and on texts: runs/demo/report.h
 	  --arm "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')" \
 	  --arm "pairs(temperature=0.1, dim=128) @ proximity(num_candidates=200, refresh=15)"
 
-test: .venv/installed check ## Run the checks and all tests but the long ones.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+# With --budget, a folder of tests that takes half as much CPU time again as in tests/durations.json fails.
+test: .venv/installed check ## Run the checks and all tests but the long ones (at most five minutes of tests).
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" --budget check
 
-test-all: .venv/installed check ## Run the checks and all tests, including fuzzing and damaged files (up to an hour).
+test-all: .venv/installed check ## Run the checks and all tests: also kills, damaged files, fuzzing, studies, full grids (up to an hour).
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+durations: .venv/installed ## Measure the tests of make test, and write tests/durations.json.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" --budget write
 
 quick: .venv/installed ## Run the tests that are neither slow nor for a GPU.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long and not gpu" --ignore src/hardneg/integrations

@@ -34,7 +34,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 collect_ignore = ["support"]  # scripts and helpers, which would be imported to look for doctests
-pytest_plugins = ["support.comparisons", "support.reports"]  # fixtures of several files
+pytest_plugins = ["support.budget", "support.comparisons", "support.reports"]  # --budget, and fixtures of several files
 UnitVectors = Callable[..., Tensor]
 _beside = Path(__file__).parents[2] / "shared" / "data"
 if _beside.is_dir():  # real data beside the checkout, as the Makefile has it

@@ -99,6 +99,14 @@ MUTANTS = [
     Mutant("papers.py", "positives=\"label\", num_negatives=\"candidates\", reduction=\"pairs\"", "positives=\"label\", num_negatives=\"candidates\", reduction=\"anchors\"", "tests/papers"),
     Mutant("losses/global_softmax.py", "losses = surrogate(scores, walk.log_visits, log_norm=walk.log_norm)", "losses = surrogate(scores, walk.log_visits)", "tests/state tests/losses"),
     Mutant("training/loop/optimisers.py", "weight_decay if one.ndim > 1 else 0.0", "weight_decay", TRAINING),
+    Mutant("training/recipes/supervised.py", '"num_negatives": "candidates", "reduction": "pairs"}', '"num_negatives": "candidates", "reduction": "anchors"}', TRAINING + " tests/training/test_recipe_losses.py"),
+    Mutant("training/recipes/moco.py", "self.queue.push(self.keys)", "pass", TRAINING + " tests/training/test_recipe_losses.py"),
+    Mutant("training/recipes/moco.py", "self.loss(q2, k1, batch.ids, batch.labels, pool1)", "self.loss(q2, k1, batch.ids, batch.labels, pool2)", TRAINING + " tests/training/test_recipe_losses.py"),
+    Mutant("training/recipes/sogclr.py", "self.loss.negatives = self.negatives.at(step, total)", "pass", TRAINING + " tests/training/test_recipe_losses.py"),
+    Mutant("training/recipes/instance.py", "torch.arange(len(self.data)), self.options.epochs", "torch.arange(len(self.data)), 0", "tests/training/test_bank_recipes.py"),
+    Mutant("training/recipes/negative_cache.py", "self.cache.refresh(self.encoded, self.options.cache_refresh)", "pass", "tests/training/test_bank_recipes.py"),
+    Mutant("training/recipes/pairs.py", 'Keys(z[2 * b :], mined.ids, source="mined")', 'Keys(z[2 * b :], source="mined")', "tests/training/test_text_recipes.py"),
+    Mutant("training/recipes/clip.py", "self.loss(z1, z2, self.documents[ids], labels, temperature", "self.loss(z1, z2, ids, labels, temperature", "tests/training/test_text_recipes.py tests/training/test_image_texts.py"),
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hardneg.batching.graph import ProximityGraph, build_graph
 from hardneg.batching.planners import Plan
 from hardneg.batching.sampler import ProximityBatchSampler
+from support.grids import grid
 
 N, BATCH, EPOCHS, KILL_AFTER = 120, 8, 2, 24  # 15 batches an epoch: killed after the ninth of the second
 
@@ -105,8 +106,7 @@ def run_killed(train: Callable[..., None], *arguments: Any) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("train", [train_plain, train_stateful])
+@grid("train, workers", [train_plain, train_stateful], [0, 2], strength=1)
 def test_killed_and_resumed(train: Callable[..., None], workers: int, tmp_path: Path) -> None:
     if train is train_stateful:
         pytest.importorskip("torchdata", reason="the extra `resume` is not installed")

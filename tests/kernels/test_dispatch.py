@@ -17,7 +17,8 @@ from hardneg.kernels.backends import triton as triton_backend
 from hardneg.kernels.triton import sides as triton_sides
 from hardneg.kernels.triton import wide as triton_wide
 from support.errors import warns
-from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, vectors
+from support.grids import grid
+from support.kernel_inputs import DEVICE, DTYPES, SORTED_FROM, TOLERANCE, assert_close_in_norm, numbers, vectors
 
 pytestmark = [pytest.mark.usefixtures("triton_can_run", "served_here")]
 
@@ -120,8 +121,7 @@ def batch(loss: hn.ContrastiveLoss, z1: Tensor, z2: Tensor) -> Tensor:
     return value
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LOSSES)
+@grid("name, dtype, sorted_from", [*LOSSES], DTYPES, [*SORTED_FROM], indirect=["sorted_from"])
 @pytest.mark.usefixtures("sorted_from")
 def test_every_option_agrees_with_dense(name: str, dtype: torch.dtype) -> None:
     options = LOSSES[name]
@@ -139,8 +139,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("name", WIDE)
+@grid("name, dtype, sorted_from", [*WIDE], DTYPES[1:], [*SORTED_FROM], strength=1, indirect=["sorted_from"])
 @pytest.mark.usefixtures("sorted_from")
 def test_more_features_than_a_block_holds(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products are formed before the sweep, here in chunks of 32 of 44 rows.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hardneg.kernels.triton.edges import edges
+from support.grids import grid
 from support.kernel_inputs import DEVICE
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")
@@ -34,9 +35,7 @@ def taken(value: Tensor, column: Tensor, edge: tuple[Tensor, Tensor]) -> Tensor:
     return inside & (value > -torch.inf)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 9, 2500])
+@grid("kind, n, dtype", [*KINDS], [1, 9, 2500], [torch.float32, torch.float16])
 def test_the_closest_so_many_are_within_the_edge(kind: str, n: int, dtype: torch.dtype) -> None:
     value, count, column = rows(kind, n, dtype)
     sizes = (count * 0.1).long(), (count * 0.7).long()

@@ -14,7 +14,8 @@ from hardneg.kernels.triton.labels import pair_losses, positive_statistics
 from hardneg.kernels.triton.statistics import row_statistics
 from support import dense_pairs
 from support.errors import raises
-from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
+from support.grids import grid
+from support.kernel_inputs import DEVICE, DTYPES, SORTED_FROM, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")
 
@@ -42,9 +43,7 @@ def run(
     return found, torch.autograd.grad(objective, inputs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("pairs", [False, True], ids=["statistics", "pairs"])
-@pytest.mark.parametrize("name", CASES)
+@grid("name, pairs, dtype, sorted_from", [*CASES], [False, True], DTYPES, [*SORTED_FROM], indirect=["sorted_from"])
 @pytest.mark.usefixtures("sorted_from")
 def test_positives_agree_with_the_whole_matrix(name: str, pairs: bool, dtype: torch.dtype) -> None:
     case = dict(CASES[name])

@@ -17,7 +17,8 @@ from hardneg.kernels.triton import function as triton_function
 from hardneg.kernels.triton.statistics import row_statistics, two_view_losses, why_unsupported
 from support import dense_pairs
 from support.errors import raises
-from support.kernel_inputs import DEVICE, DTYPES, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
+from support.grids import grid
+from support.kernel_inputs import DEVICE, DTYPES, SORTED_FROM, TOLERANCE, assert_close_in_norm, numbers, twice, vectors
 
 pytestmark = pytest.mark.usefixtures("triton_can_run")
 
@@ -81,8 +82,7 @@ def assert_agrees(anchors: Tensor, candidates: Tensor | None, case: dict[str, An
         assert_close_in_norm(ours, theirs, TOLERANCE[anchors.dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", SELF)
+@grid("name, dtype, sorted_from", [*SELF], DTYPES, [*SORTED_FROM], indirect=["sorted_from"])
 @pytest.mark.usefixtures("sorted_from")
 def test_self_similarity_agrees_with_the_whole_matrix(name: str, dtype: torch.dtype) -> None:
     case, length = arguments(SELF[name], 100)
@@ -211,15 +211,19 @@ def test_it_is_the_loss_of_the_papers(beta: float, tau_plus: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("normalize", [False, True], ids=["unit", "norms"])
-@pytest.mark.parametrize(
-    ("beta", "tau_plus", "temperature"), [(0.0, 0.0, 0.5), (0.0, 0.3, 0.5), (1.0, 0.1, 0.5), (0.7, 0.3, 0.1)]
+@grid(
+    "settings, normalize, dtype, sorted_from",
+    [(0.0, 0.0, 0.5), (0.0, 0.3, 0.5), (1.0, 0.1, 0.5), (0.7, 0.3, 0.1)],
+    [False, True],
+    DTYPES,
+    [*SORTED_FROM],
+    indirect=["sorted_from"],
 )
 @pytest.mark.usefixtures("sorted_from")
 def test_losses_of_two_views_agree_with_the_dense_path(
-    beta: float, tau_plus: float, temperature: float, normalize: bool, dtype: torch.dtype
+    settings: tuple[float, float, float], normalize: bool, dtype: torch.dtype
 ) -> None:
+    beta, tau_plus, temperature = settings
     z, upstream = vectors(60, 16, dtype, length=2.0 if normalize else 1.0), torch.rand(60, device=DEVICE)
     z[40:] = z[10:30]  # equal views, whose debiased mean is at its floor if tau_plus is large
     ids = twice(60)[:30].repeat(2)

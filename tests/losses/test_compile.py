@@ -49,7 +49,16 @@ def assert_same(compiled: Loss, eager: Loss, z1: Tensor, z2: Tensor) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("text", [text for texts in examples().values() for text in texts])
+NEED_CLUSTERS = {"SameCluster", "OtherCluster"}
+# The tests of the whole loss compile an example of each class but these: here, those of other classes are long.
+EVERY_EXAMPLE = [
+    pytest.param(text, marks=() if name in NEED_CLUSTERS else pytest.mark.long)
+    for name, texts in examples().items()
+    for text in texts
+]
+
+
+@pytest.mark.parametrize("text", EVERY_EXAMPLE)
 def test_every_distribution(text: str, two_unit_views: tuple[Tensor, Tensor]) -> None:
     negatives = hn.parse(text)
 
@@ -58,9 +67,6 @@ def test_every_distribution(text: str, two_unit_views: tuple[Tensor, Tensor]) ->
         return hn.info_nce(scores, negatives.log_weights(scores))
 
     assert_same(torch.compile(losses, fullgraph=True, backend="aot_eager"), losses, *two_unit_views)
-
-
-NEED_CLUSTERS = {"SameCluster", "OtherCluster"}
 
 
 @pytest.mark.parametrize("name", [name for name in examples() if name not in NEED_CLUSTERS])

@@ -14,6 +14,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.negatives import Negatives, Product, parse
 from support.errors import raises
+from support.grids import grid
 from support.streamed import streamed
 
 TILES = [(5, 3), (4, 100), (100, 7), (100, 100)]
@@ -83,8 +84,7 @@ GUIDED = [
 ]
 
 
-@pytest.mark.parametrize("text", examples())
-@pytest.mark.parametrize("label_positives", [False, True])
+@grid("text, label_positives", examples(), [False, True], strength=1)
 def test_every_distribution(text, label_positives):
     assert_dense(pairing(label_positives=label_positives), parse(text))
     if "mined" not in text:
@@ -121,11 +121,10 @@ def test_products_of_three(text):
         assert_dense(pairing(seed=seed), parse(text), tiles=[(5, 3), (3, 5)])
 
 
-@pytest.mark.parametrize("text", [*examples(), *TRIPLES])
+@grid("text, seed", [*examples(), *TRIPLES], range(3), strength=1)
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")
-def test_ties_are_exact_in_any_split(text):
-    for seed in range(3):
-        assert_dense(pairing(seed=seed, exact=True), parse(text), tiles=[(5, 3), (2, 1), (100, 100)])
+def test_ties_are_exact_in_any_split(text, seed):
+    assert_dense(pairing(seed=seed, exact=True), parse(text), tiles=[(5, 3), (2, 1), (100, 100)])
 
 
 OBJECTIVES = [
@@ -147,10 +146,9 @@ OBJECTIVES = [
 ]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=[f"{i}-{each.name}" for i, each in enumerate(OBJECTIVES)])
-@pytest.mark.parametrize("label_positives", [False, True])
-@pytest.mark.parametrize("reduction", ["none", "anchors", "pairs"])
-def test_every_objective(objective, label_positives, reduction):
+@grid("number, label_positives, reduction", range(len(OBJECTIVES)), [False, True], ["none", "anchors", "pairs"])
+def test_every_objective(number, label_positives, reduction):
+    objective = OBJECTIVES[number]
     for text in ("Tilt(1.5)", "OtherLabel() * Rank(0, 5)", "Uniform()"):
         assert_dense(
             pairing(label_positives=label_positives), parse(text), objective, reduction, tiles=[(5, 3), (100, 4)]

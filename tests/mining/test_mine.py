@@ -17,6 +17,7 @@ from hardneg.core.types import NEVER, Keys, Scores, Tags
 from hardneg.mining import Mined, Search, mine
 from hardneg.negatives import Negatives, parse
 from support.errors import raises
+from support.grids import grid
 
 EXPRESSIONS = [
     "Uniform()",
@@ -188,12 +189,16 @@ RINGS_AFTER_WINDOWS: list[tuple[str, dict[str, float]]] = [
 
 
 @QUIET
-@pytest.mark.parametrize(("text", "guards"), RINGS_AFTER_WINDOWS)
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("how", [{}, {"query_block": 16, "corpus_block": 37}, {"shards": 3, "corpus_block": 32}])
+@grid(
+    "case, k, how",
+    RINGS_AFTER_WINDOWS,
+    [1, 3, 8],
+    [{}, {"query_block": 16, "corpus_block": 37}, {"shards": 3, "corpus_block": 32}],
+)
 def test_a_ring_after_a_window_counts_the_whole_window(
-    text: str, guards: dict[str, float], k: int, how: dict[str, int]
+    case: tuple[str, dict[str, float]], k: int, how: dict[str, int]
 ) -> None:
+    text, guards = case
     queries, corpus, positives = make_data(q=60)
     mined = mine(queries, corpus, positives, text, k, search=Search(**how), **guards)  # type: ignore[arg-type]
     expected = [order[:k] for order, _ in oracle(queries, corpus, positives, text, k, **guards)]

@@ -16,6 +16,7 @@ from hardneg.losses.global_softmax import EMC2
 from hardneg.state.chain import Chain
 from hardneg.state.pools import Bank
 from support.errors import raises
+from support.grids import grid
 from support.vectors import make_unit_vectors
 
 ITEMS, TEMPERATURE = 480, 0.1
@@ -71,10 +72,9 @@ def way_to_the_global_softmax(loss: EMC2, frozen: Frozen, batch: int, steps: int
     return (visited - of_batch) / (of_all - of_batch)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("batch", "steps"), [(96, 150), (24, 300)])
-@pytest.mark.parametrize("views", ["two", "cross"])
-def test_in_batch_proposals_keep_the_global_softmax(views: str, batch: int, steps: int, seed: int) -> None:
+@grid("views, sizes, seed", ["two", "cross"], [(96, 150), (24, 300)], [0, 1])
+def test_in_batch_proposals_keep_the_global_softmax(views: str, sizes: tuple[int, int], seed: int) -> None:
+    batch, steps = sizes
     frozen = Frozen.make(views, seed)
     loss = EMC2(ITEMS, TEMPERATURE, views=views, seed=seed)
     begin_at_the_global_law(loss.chain, frozen, seed)

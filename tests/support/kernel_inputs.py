@@ -8,6 +8,8 @@ from torch.nn.functional import normalize
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])  # the interpreter's is garbage
+SORTED_FROM = {"sorted": 0, "masked": 1 << 30}
+"""Both ways to mask: rows sorted by id or label from so many on, or every block masked."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of gradients, relative to their norm: that of the coefficients' precision in the second product."""
 
