@@ -135,7 +135,7 @@ class Draw:
         return cls(key, _uniforms(2, key[0], PER_GRAPH, *key[1:]), nodes)  # type: ignore[arg-type]
 
     def part(self, kept: Annotated[Tensor, "n"]) -> Draw:
-        """Return the numbers of the nodes where ``kept`` [n] is true: all nodes in a subset of the graphs."""
+        """Return the numbers of the nodes where ``kept`` [n] is true, which holds each graph whole or not at all."""
         return replace(self, of_nodes=self.of_nodes[kept])
 
     def of_edges(self, graphs: Graphs) -> Annotated[Tensor, "3 e"]:

@@ -6,7 +6,8 @@ The 10 folds are stratified and redrawn in each repeat. For each fold, C is chos
 cross-validation of the other nine, so that no test row influences it. The kernel is e^(-gamma |a - b|^2) of
 standardised features with scikit-learn's gamma="scale"; it is computed once, which makes the hundreds of fits fast.
 Some papers choose C by the test folds themselves, which gives higher figures. Folds and machines are scikit-learn's;
-C is chosen by a loop, since ``GridSearchCV`` gives the same accuracies in 1.1 (PROTEINS) to 1.7 times (MUTAG) the time.
+C is chosen by a loop, since ``GridSearchCV`` takes 1.1 (PROTEINS) to 1.7 times (MUTAG) the time for accuracies that
+differ by at most 0.002.
 
 Called by ``GraphData.evaluate`` (data/graphs.py) and the monitor ``svm``.
 """
