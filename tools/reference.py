@@ -34,21 +34,21 @@ def pages() -> dict[str, str]:
 
 
 def api() -> str:
-    """One section per room: its public names, then the modules that are public as a whole."""
-    rooms: dict[str, list[str]] = defaultdict(list)
+    """One section per package: its public names, then the modules that are public as a whole."""
+    packages: dict[str, list[str]] = defaultdict(list)
     for name in sorted(hn.__all__, key=str.lower):
         value = getattr(hn, name)
         if isinstance(value, (ModuleType, str)):
             continue
         home = value.__module__ if hasattr(value, "__module__") else "hardneg.core.types"
-        rooms[home.split(".")[1]].append(
+        packages[home.split(".")[1]].append(
             f"::: {home}.{name}\n    options:\n      heading: hn.{name}\n      toc_label: {name}\n"
         )
     order = ("core", "negatives", "losses", "search", "state", "batching", "mining", "auditing", "training")
-    assert set(rooms) <= set(order), f"add {set(rooms) - set(order)} to the order of the rooms"
-    sections = [f"## {room}\n\n" + "\n".join(rooms[room]) for room in order if room in rooms]
+    assert set(packages) <= set(order), f"add {set(packages) - set(order)} to the order of the packages"
+    sections = [f"## {package}\n\n" + "\n".join(packages[package]) for package in order if package in packages]
     whole = [f"## {name}\n\n::: hardneg.{name}\n" for name in ("papers", "testing")]
-    intro = "The names of `import hardneg as hn`, by the room that they live in, then two modules.\n"
+    intro = "The names of `import hardneg as hn`, by the package that defines them, then two modules.\n"
     return "# API\n\n" + intro + "\n" + "\n".join(sections + whole)
 
 

@@ -192,7 +192,7 @@ def test_graph_is_frozen_and_checked() -> None:
     for rows in ([[2], [0]], [[-2], [0]]):
         with raises(ArgumentError, who="ProximityGraph", what="nodes in"):
             ProximityGraph.from_lists(rows)
-    with raises(ArgumentError, who="ProximityGraph", what="its end", got="one before a neighbour"):
+    with raises(ArgumentError, who="ProximityGraph", what="-1 only at the end", got="-1 before a neighbour"):
         ProximityGraph(torch.tensor([[-1, 1], [0, 1]]), torch.ones(2, 2))
     with pytest.raises(ValueError, match="whole numbers"):
         ProximityGraph(torch.zeros(2, 2), torch.ones(2, 2))

@@ -92,12 +92,12 @@ def test_help_fits_80_columns() -> None:
         assert text.count("<bool>") <= 1  # that of --help, which is typer's
 
 
-def test_falseness_is_in_the_title_only_where_it_is_known() -> None:
+def test_false_negatives_are_in_the_title_only_where_they_are_known() -> None:
     z = make_unit_vectors(8, 4)
     plain, labelled = audit(z, frontier=False, expressions="Uniform()"), audit(z, labels=[0, 1] * 4)
     assert "How hard are the negatives" in audit_page(plain)
     assert "How hard and how false are the negatives" in audit_page(labelled)
-    assert "falseness" not in plain.table()
+    assert "Hardness and false negatives" not in plain.table()
     assert "Hardness and false negatives" in labelled.table()
 
 

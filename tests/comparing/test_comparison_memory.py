@@ -213,7 +213,7 @@ def test_a_run_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest
         (NO_MEMORY, "CUDA out of memory. Tried to allocate 2.00 GiB.", OutOfMemory),
         (NO_DISK_SPACE, "metrics.jsonl could not be written", NoDiskSpace),
         (DATA_CHANGED, "train needs the data", OtherData),
-        (1, "RuntimeError: out of memory, make room", RunFailed),  # sentences decide nothing
+        (1, "RuntimeError: out of memory, free disk space", RunFailed),  # sentences decide nothing
         (1, "ValueError: too warm", RunFailed),
         (-15, "", RunFailed),
     ],

@@ -47,8 +47,8 @@ EVERY = {
     NotWritten("x.json", errno.EACCES, "Permission denied"): (
         "x.json could not be written (Permission denied); any existing file is unchanged."
     ),
-    DiskFull("x.json", errno.ENOSPC, "No space left", "make room"): (
-        "x.json could not be written (No space left); any existing file is unchanged; make room."
+    DiskFull("x.json", errno.ENOSPC, "No space left", "free disk space"): (
+        "x.json could not be written (No space left); any existing file is unchanged; free disk space."
     ),
 }
 
@@ -89,7 +89,9 @@ def test_classes_of_python_still_catch_them() -> None:
 
 
 def test_an_error_of_the_disk_has_the_fields_of_an_os_error() -> None:
-    error = pickle.loads(pickle.dumps(DiskFull(Path("a") / "b", errno.ENOSPC, "No space left on device", "make room")))
+    error = pickle.loads(
+        pickle.dumps(DiskFull(Path("a") / "b", errno.ENOSPC, "No space left on device", "free disk space"))
+    )
     assert (error.errno, error.strerror, error.filename) == (errno.ENOSPC, "No space left on device", "a/b")
     assert error.path == Path("a/b")
 

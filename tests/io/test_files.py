@@ -36,9 +36,9 @@ def failing(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("number", "kind", "fix"),
     [
-        (errno.ENOSPC, DiskFull, "make room, then x"),
-        (errno.EDQUOT, DiskFull, "make room, then x"),
-        (errno.EFBIG, DiskFull, "make room, then x"),
+        (errno.ENOSPC, DiskFull, "free disk space, then x"),
+        (errno.EDQUOT, DiskFull, "free disk space, then x"),
+        (errno.EFBIG, DiskFull, "free disk space, then x"),
         (errno.EIO, NotWritten, None),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_what_was_there(number: int, kind: type, fix: str 
     path = tmp_path / "x"
     path.write_bytes(b"old")
     with pytest.raises(NotWritten) as error:
-        write_atomically(path, failing(OSError(number, os.strerror(number))), "make room, then x")
+        write_atomically(path, failing(OSError(number, os.strerror(number))), "free disk space, then x")
     found = pickle.loads(pickle.dumps(error.value))
     assert (type(found), found.errno, found.path, found.filename) == (kind, number, path, str(path))
     assert (found.got, found.fix) == (os.strerror(number), fix)
@@ -101,7 +101,7 @@ def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
 
 
 def test_an_error_that_is_one_already_stays_as_it_is(tmp_path: Path) -> None:
-    inner = DiskFull(tmp_path / "inner", errno.ENOSPC, "full", "make room")
+    inner = DiskFull(tmp_path / "inner", errno.ENOSPC, "full", "free disk space")
     assert disk_failure(tmp_path / "outer", inner, "x") is inner
 
 

@@ -270,7 +270,7 @@ def limited(options: MineOptions, most: int) -> None:
     try:
         work(options)
     except OSError as error:
-        advice = "make room, then run the same command again"
+        advice = "free disk space, then run the same command again"
         os._exit(7 if advice in str(error) else 8)
 
 

@@ -396,7 +396,7 @@ def test_the_exit_code_tells_the_disk_from_the_input(job: MineOptions, tmp_path:
     in_the_way = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "file" / "mined.jsonl")])
     assert in_the_way.exit_code == 1, in_the_way.output
     assert "Not a directory" in in_the_way.output
-    assert "make room" not in in_the_way.output
+    assert "free disk space" not in in_the_way.output
     assert CliRunner().invoke(app, [*command, "-o", str(tmp_path / "m.csv")]).exit_code == 2
 
 

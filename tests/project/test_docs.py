@@ -162,8 +162,8 @@ def test_pages_about_the_code_name_places_that_exist(page: str) -> None:
     for place in places:
         assert (ROOT / "src" / "hardneg" / place).exists() or (ROOT / place).exists(), place
     if page == "architecture.md":
-        rooms = {path.name for path in (ROOT / "src" / "hardneg").iterdir() if (path / "__init__.py").exists()}
-        assert rooms <= {place.rstrip("/") for place in places}
+        packages = {path.name for path in (ROOT / "src" / "hardneg").iterdir() if (path / "__init__.py").exists()}
+        assert packages <= {place.rstrip("/") for place in places}
 
 
 def test_links_lead_somewhere() -> None:

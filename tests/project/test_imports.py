@@ -99,7 +99,7 @@ def test_heavy_import_is_caught() -> None:
 
 
 def test_public_names() -> None:
-    """Pinned: a name is added here on purpose, and everything else is found in its room."""
+    """Pinned: a name is added here on purpose, and everything else is found in its package."""
     names = """
         BelowPositive From Hardening Known OtherCluster OtherLabel Rank Ring SameCluster Threshold Tilt Uniform
         parse registered_negatives draw NEVER Keys Scores two_views cross_views score from_matrix

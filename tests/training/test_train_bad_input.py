@@ -419,7 +419,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(room: int, data: str, whole
     child.join(60)
     assert number == errno.EFBIG
     assert "checkpoint.pt could not be written" in message
-    assert "make room, then use --resume" in message
+    assert "free disk space, then use --resume" in message
     state = Run(tmp_path).load()
     assert state is not None
     assert state["epoch"] == 1
@@ -441,7 +441,7 @@ def test_the_command_says_that_the_disk_is_full(
     result = CliRunner().invoke(app, ["train", "simclr", "--out", str(begun), "--resume", *flags])
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr
-    assert "make room, then use --resume" in result.stderr
+    assert "free disk space, then use --resume" in result.stderr
     assert "Traceback" not in result.stderr
     monkeypatch.undo()
     assert (begun / "checkpoint.pt").read_bytes() == before

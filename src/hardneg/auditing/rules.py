@@ -196,13 +196,14 @@ def beta_of(strength: float, temperature: float) -> float:
 
 @dataclass
 class GridSearch:
-    """Mean falseness and similarity of every member of every grid.
+    """Mean false-negative rate and similarity of every member of every grid.
 
     Attributes:
         audited: The pairs of the audit.
         wanted: Highest false-negative rate.
         temperature: Temperature of the scores.
-        sums: For each family the sums of falseness and similarity, and the number of anchors with negatives [3, g].
+        sums: For each family the sums of false-negative rates and similarities, and the number of anchors with
+            negatives [3, g].
     """
 
     audited: AuditedPairs
@@ -225,12 +226,12 @@ class GridSearch:
         self.sums[name] = self.sums[name] + found if name in self.sums else found
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Return the mean falseness and the mean similarity of every member of a grid."""
+        """Return the mean false-negative rate and the mean similarity of every member of a grid."""
         false, similarity, count = self.sums[name]
         return (false / count).tolist(), (similarity / count).tolist()
 
     def allowed(self, family: Family) -> list[str]:
-        """Return the members whose mean falseness is at most the one wanted, the hardest first."""
+        """Return the members whose mean false-negative rate is at most the one wanted, the hardest first."""
         members = list(zip(family.texts, *self.curve(family.name), strict=True))
         if not family.ordered:
             members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)
@@ -238,7 +239,7 @@ class GridSearch:
 
 
 class SortedRows:
-    """Candidates of each anchor sorted by score, with cumulative sums of falseness and similarity."""
+    """Candidates of each anchor sorted by score, with cumulative sums of false-negative rates and similarity."""
 
     def __init__(self, chunk: AuditChunk) -> None:
         scores = chunk.scores
@@ -249,7 +250,7 @@ class SortedRows:
         self.similarity = _running(chunk.similarity.masked_fill(~scores.valid, 0.0).gather(1, order))
 
     def means(self, start: Annotated[Tensor, "b g"], stop: Annotated[Tensor, "b g"]) -> tuple[Tensor, Tensor]:
-        """Return mean falseness and mean similarity [b, g] of the ranks start to stop - 1; NaN for empty windows."""
+        """Return mean false-negative rate and similarity [b, g] of ranks start to stop - 1; NaN for empty windows."""
         number = torch.where(stop > start, stop - start, math.nan)
         low, high = start.clamp(max=self.false.shape[1] - 1), stop.clamp(max=self.false.shape[1] - 1)
         false, similarity = (
@@ -296,7 +297,7 @@ def _pairs_of_fractions() -> list[tuple[int, int]]:
 
 
 def _tilted(chunk: AuditChunk, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return E_q of falseness and similarity [b, g] for every strength of a tilt, the strongest first."""
+    """Return E_q of the false-negative rate and similarity [b, g] for every strength of a tilt, the strongest first."""
     valid, scores = chunk.scores.valid, chunk.scores.candidates
     above = (scores - scores.masked_fill(~valid, NEVER).amax(1, keepdim=True)).masked_fill(~valid, NEVER)
     parts = torch.stack([valid.to(scores), (_may_be_false(chunk) & valid).to(scores), chunk.similarity * valid], dim=-1)

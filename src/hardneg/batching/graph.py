@@ -78,7 +78,7 @@ class ProximityGraph:
         if not -1 <= low <= high < len(self):
             raise argument_error("ProximityGraph", f"nodes in [0, {len(self)})", "neighbours", (low, high))
         if low < 0 and bool(((self.neighbours[:, :-1] < 0) & (self.neighbours[:, 1:] >= 0)).any()):
-            raise ArgumentError("ProximityGraph", "the -1 of a short row at its end", "one before a neighbour")
+            raise ArgumentError("ProximityGraph", "-1 only at the end of a row", "-1 before a neighbour")
 
     def __len__(self) -> int:
         return self.neighbours.shape[0]

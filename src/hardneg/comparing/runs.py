@@ -182,7 +182,7 @@ def usual_jobs(arms: list[Arm], seeds: int) -> int:
 def _train_when_it_fits(
     recipe: str, options: TrainOptions, run: Run, machine: Machine, how: RunSettings, pipes: ChildPipes
 ) -> dict[str, Any]:
-    """Train a run as soon as there is memory for it; once more with fewer parallel runs where memory ran out."""
+    """Train a run as soon as there is memory for it; retry with fewer parallel runs if memory runs out."""
     while True:
         with machine.reserve(run) as place, pipes.one() as pipe:
             at_once = machine.jobs

@@ -22,9 +22,9 @@ from hardneg.io.sealed import checked, with_checksum
 
 _full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _without_locks = (errno.ENOLCK, errno.EOPNOTSUPP)  # network disks without a lock service
-run_again = "make room, then run the same command again"
+run_again = "free disk space, then run the same command again"
 """Advice of commands that resume by themselves; training runs need --resume."""
-_resume = "make room, then use --resume"
+_resume = "free disk space, then use --resume"
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object], advice: str = _resume) -> None:

@@ -60,14 +60,14 @@ def _check_permission(path: Path) -> None:
 
 
 def same_file(first: Path, second: Path) -> bool:
-    """Whether two paths are the same file, under whatever names."""
+    """Return whether two paths refer to the same file, even if their names differ."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     return first.exists() and second.exists() and os.path.samefile(first, second)
 
 
 def _inside(inner: Path, outer: Path) -> bool:
-    """Whether a path lies in an existing folder, under whatever names."""
+    """Return whether a path lies in an existing folder, also through links."""
     return outer.is_dir() and any(same_file(part, outer) for part in Path(os.path.realpath(inner)).parents)
 
 

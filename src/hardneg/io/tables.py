@@ -197,7 +197,7 @@ def _empty(folder: Path, shape: tuple[int, int], dtype: Any, who: str) -> Any:
     needed = shape[0] * shape[1] * dtype.itemsize
     if needed <= _in_memory:
         return np.empty(shape, dtype)
-    fix = "make room there, set TMPDIR to a folder on another disk, or join them into one .npy file"
+    fix = "free disk space there, set TMPDIR to a folder on another disk, or join them into one .npy file"
     check_free(who, Path(tempfile.gettempdir()), needed, f"to join the files of {folder}", fix)
     with tempfile.TemporaryFile() as file:
         return np.memmap(file, dtype, "w+", shape=shape)

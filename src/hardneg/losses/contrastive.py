@@ -380,7 +380,7 @@ class ContrastiveLoss(nn.Module):
         return tau_plus
 
     def _warn(self, found: RowResult, num_candidates: int) -> None:
-        """Warn of anchors without negatives and of floored terms at calls 1, 2, 4, 8 ...: each check waits for the GPU.
+        """Warn about anchors without negatives and floored terms at calls 1, 2, 4, 8 ...; a check waits for the GPU.
 
         An empty pool is not reported, because every queue is empty at the start.
         """

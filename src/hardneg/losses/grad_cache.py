@@ -203,7 +203,7 @@ class _Chunks:
             torch.clear_autocast_cache()
         if not isinstance(vectors, Tensor) or len(vectors) != rows.stop - rows.start:
             got = f"{tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise ArgumentError("GradCache", "an encoder that gives a vector for each row", f"{got} for {rows}")
+            raise ArgumentError("GradCache", "an encoder that returns one vector per row", f"{got} for {rows}")
         return vectors
 
 

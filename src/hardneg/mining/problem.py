@@ -218,7 +218,7 @@ def _are_rows(side: Side) -> bool:
 
 
 def _warn_of_unknown(unknown: list[Any], judged: int) -> None:
-    """Warn of judgements of unknown queries: they belong to another split, or the ids do not match."""
+    """Warn about judgements of unknown queries: they belong to another split, or the ids do not match."""
     if unknown:
         names = list(dict.fromkeys(map(key_of, unknown)))
         shown = ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")

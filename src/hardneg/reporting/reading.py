@@ -1,4 +1,4 @@
-"""Read runs and comparisons from disk; what is missing is listed on the page, and does not stop it.
+"""Read runs and comparisons from disk; missing parts are listed on the page instead of raising an error.
 
 The constants describe the expected shapes of the JSON files, against which ``checked`` validates them: a file may be
 damaged, or of another version. ``read_contents`` reads one path; ``read_all_contents`` merges the contents of several

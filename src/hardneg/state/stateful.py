@@ -152,7 +152,7 @@ def last_rows(slots: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
 
 
 class Writes:
-    """Writes rows to slots of a buffer: of several rows with one slot the last one counts; negative slots are skipped.
+    """Writes rows to slots of a buffer: if rows share a slot, the last one counts; negative slots are skipped.
 
     Args:
         slots: The slot of each row, [b].

@@ -156,7 +156,7 @@ class Pretrained(nn.Module):
         path: Folder or hub name of the model.
 
     Raises:
-        ArgumentError: If the model cannot be loaded; the message has the library's reason.
+        ArgumentError: If the model cannot be loaded; the message includes the library's reason.
     """
 
     def __init__(self, kind: str, path: str) -> None:

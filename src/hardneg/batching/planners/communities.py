@@ -73,7 +73,7 @@ def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64],
 
     Args:
         graph: Graph in which an edge in either direction makes an undirected one.
-        skip: Number of closest neighbours of each node that make no edge.
+        skip: Number of closest neighbours of each node that get no edge.
     """
     n, target = len(graph), graph.neighbours.numpy()[:, skip:]
     source = np.repeat(np.arange(n), target.shape[1])
@@ -90,7 +90,7 @@ def cut(graph: ProximityGraph, num_parts: int, skip: int = 0, seed: int = 0) -> 
     Args:
         graph: Graph to cut.
         num_parts: Number of parts.
-        skip: Number of closest neighbours of each node that make no edge.
+        skip: Number of closest neighbours of each node that get no edge.
         seed: Seed of METIS.
     """
     metis = optional("pymetis", "Communities", extra="communities")

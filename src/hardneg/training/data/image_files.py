@@ -213,7 +213,7 @@ def decoded_images(files: list[Path], folder: Path, size: int | None) -> dict[Pa
 
 
 def _warn_if_dark(images: Array, folder: Path) -> None:
-    """Warn of 12-bit images in 16-bit files, which would be almost black without an error."""
+    """Warn about 12-bit images in 16-bit files, which would be almost black without an error."""
     if (brightest := int(images.max())) <= 16:
         warn_once(
             f"image_files.dark.{folder}",

@@ -190,7 +190,7 @@ class Run:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise disk_failure(self.path, error, "make room, then run the command again") from error
+            raise disk_failure(self.path, error, "free disk space, then run the command again") from error
         fix = "wait for it, or use another --out"
         with locked(self.path / ".lock", "train", patience=patience, fix=fix):
             for left in self.path.glob(".*.partial"):  # left by a process that was killed while writing
@@ -350,7 +350,7 @@ class Run:
             with self.metrics_path.open("a") as file:
                 file.write(line_of(record, count_lines(self.metrics_path)))
         except OSError as error:
-            raise disk_failure(self.metrics_path, error, "make room, then use --resume") from error
+            raise disk_failure(self.metrics_path, error, "free disk space, then use --resume") from error
         show_on_boards(self.path, record.get("step", 0), record)
 
     def metrics(self) -> list[dict[str, Any]]:
