@@ -356,20 +356,6 @@ def test_subwords_that_never_occur_keep_their_weights_without_weight_decay(
     assert moved[unseen].all() if given else not moved[unseen].any()
 
 
-@pytest.mark.parametrize("killed_at", [3, 7])
-def test_a_run_of_an_older_version_keeps_its_weight_decay(killed_at: int, tmp_path: Path) -> None:
-    """It has 1e-6 in its config.json, and a checkpoint only at step 7."""
-    options = short(data_for("simcse", tmp_path))
-    old = options | {"weight_decay": 1e-6}
-    run("simcse", tmp_path / "whole", old)
-    with interrupted(killed_at):
-        run("simcse", tmp_path / "cut", old)
-    with pytest.raises(FileError, match=r"weight_decay: 1e-06 -> 0\.0"):
-        run("simcse", tmp_path / "cut", options | {"weight_decay": 0.0}, resume=True)
-    run("simcse", tmp_path / "cut", options, resume=True)
-    assert_same(all_of(tmp_path / "whole"), all_of(tmp_path / "cut"))
-
-
 @pytest.mark.slow
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     jobs = [
