@@ -248,18 +248,22 @@ def main() -> None:
         if options.only not in name:
             continue
         found = ratio(new, old, case, case, options.rounds)
-        figures[name] = {"new / old": found["ratio"], "new_s": found["first_s"], "old_s": found["second_s"]}
+        figures[name] = {
+            "new / old": found["ratio"],
+            "new_s": found["first_s"],
+            "old_s": found["second_s"],
+            "rounds": options.rounds,
+            "commit": commit_of(new_source),
+        }
         print(f"{found['ratio']:6.3f}  {found['first_s'] * 1e3:9.2f} ms  {name}", flush=True)
     for worker in (new, old):
         worker.close()
     if options.out:
         about = {
-            "commit": commit_of(str(ROOT)),
             "old commit": commit_of(options.old),
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "rounds": options.rounds,
-            "command": f"python benchmarks/versions.py --old OLD/src --rounds {options.rounds}",
+            "command": "python benchmarks/versions.py --old OLD/src",
         }
         options.out.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n")
     return None
