@@ -256,16 +256,16 @@ def main() -> None:
             "commit": commit_of(new_source),
         }
         print(f"{found['ratio']:6.3f}  {found['first_s'] * 1e3:9.2f} ms  {name}", flush=True)
+        if options.out:
+            about = {
+                "old commit": commit_of(options.old),
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+                "command": "python benchmarks/versions.py --old OLD/src",
+            }
+            options.out.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n")
     for worker in (new, old):
         worker.close()
-    if options.out:
-        about = {
-            "old commit": commit_of(options.old),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "command": "python benchmarks/versions.py --old OLD/src",
-        }
-        options.out.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n")
     return None
 
 
