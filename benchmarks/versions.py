@@ -2,8 +2,8 @@
 
     python benchmarks/versions.py --old path/to/other/src --rounds 15
 
-Each version runs in a process of its own. In each round both compute the same case, so that they meet the same load,
-and the order alternates. A figure is the median over the rounds of new / old, in seconds of the processor; below
+Each version runs in a process that stays alive. In each round both compute the same case, so that they meet the same
+load, and the order alternates. A figure is the median over the rounds of new / old, in seconds of the processor; below
 1 the new version is faster. Imports are measured in fresh processes. ``--control`` compares the old version with
 itself, which shows how far ratios stray when nothing changed.
 """
@@ -25,6 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 Work = Callable[[], Any]
 
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+"""Settings of glibc that keep freed memory: otherwise each call has 300 to 700 page faults, by chance of its process,
+which makes all calls of a process up to 5 % faster or slower."""
 ALGEBRA = ("Uniform()", "Tilt(1.0)", "OtherLabel() * Tilt(1.0)", "Ring(0.1, 0.5)", "Rank(0, 50)", "Threshold(0.1)")
 HCL = {"negatives": "Tilt(1.0)", "tau_plus": 0.1}
 CASES: dict[str, dict[str, Any]] = {
@@ -172,14 +175,9 @@ class Worker:
     """
 
     def __init__(self, source: str, *options: str) -> None:
-        self.environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-        self.options = options
-        self.start()
-
-    def start(self) -> None:
-        """Start the process."""
+        self.environment = os.environ | MEMORY | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", *self.options],
+            [sys.executable, __file__, "--serve", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -198,7 +196,7 @@ class Worker:
         return float(json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process, which may be started again."""
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -207,22 +205,15 @@ class Worker:
 def ratio(
     first: Worker, second: Worker, case: dict[str, Any], other_case: dict[str, Any], rounds: int
 ) -> dict[str, float]:
-    """Measure two cases in turn and return the median of first / second.
-
-    The processes are new every three rounds: where a process happens to place its memory makes all of its calls up to
-    5 % faster or slower.
-    """
-    pairs: list[tuple[float, float]] = []
-    for i in range(rounds):
-        if i % 3 == 0:
-            for worker in (first, second):
-                worker.close()
-                worker.start()
+    """Measure two cases in turn, after one round that is not counted, and return the median of first / second."""
+    found: list[tuple[float, float]] = []
+    for i in range(rounds + 1):
         if i % 2:
             other, one = second.seconds(**other_case), first.seconds(**case)
         else:
             one, other = first.seconds(**case), second.seconds(**other_case)
-        pairs.append((one, other))
+        found.append((one, other))
+    pairs = found[1:]
     return {
         "ratio": statistics.median(one / other for one, other in pairs),
         "first_s": statistics.median(one for one, _ in pairs),
