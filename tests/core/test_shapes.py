@@ -244,7 +244,7 @@ def test_every_function_of_the_heart_is_called() -> None:
 def test_log_weights_of(name: str) -> None:
     cls = hn.registered_negatives()[name]
     for text in cls.examples or [f"{name}()"]:
-        log_weights = checked(hn.parse(text).log_weights)
+        log_weights = checked(hn.parse(text).at(0, 1).log_weights)
         assert log_weights(two_views()).shape == (2 * B, 2 * B + QUEUE)
 
 

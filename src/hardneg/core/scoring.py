@@ -373,8 +373,8 @@ def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "
 def _side_by_side(blocks: Sequence[MaskedTile], name: str) -> Tensor | None:
     """Return one tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every pool has it."""
     tags = [getattr(block.tile.candidate_tags, name) for block in blocks]
-    if any(tag is None for tag in tags):
-        return None
+    if len(tags) == 1 or any(tag is None for tag in tags):
+        return tags[0] if len(tags) == 1 else None
     rows = max(len(tag) for tag in tags)
     return _concatenated([tag.expand(rows, *tag.shape[1:]) for tag in tags])
 
