@@ -15,7 +15,7 @@ Everything is computed in log-space.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -89,7 +89,9 @@ def most_allowed(size: int, level: float) -> int:
     return min(size, math.floor(level * size + 1e-9))
 
 
-def certified_after(size: int, allowed: int, error: float) -> Annotated[NDArray[np.int64], "allowed+1"]:
+def certified_after(
+    size: int, allowed: int, error: float, most: int = 5000
+) -> Annotated[NDArray[np.int64], "allowed+1"]:
     """Return the number of answers that certify "at most ``allowed``", for 0, 1, 2, ... false negatives among them.
 
     A population is certified as soon as, for some s, its first ``certified_after(...)[s]`` answers contain at most s
@@ -99,6 +101,7 @@ def certified_after(size: int, allowed: int, error: float) -> Annotated[NDArray[
         size: Number of pairs in the population.
         allowed: Largest number of false negatives that is certified.
         error: Probability with which a population with more false negatives may be certified at any time.
+        most: Largest number of false negatives for which the number of answers is returned.
 
     Example:
         >>> certified_after(2000, 100, 0.05)[:3].tolist()
@@ -107,8 +110,8 @@ def certified_after(size: int, allowed: int, error: float) -> Annotated[NDArray[
     if allowed >= size:
         return np.zeros(1, dtype=np.int64)
     tested, threshold = allowed + 1, -math.log(error)
-    false = np.arange(allowed + 1)
-    low, high = false.copy(), np.full(allowed + 1, size)  # the ratio grows with n while s stays: bisect
+    false = np.arange(min(allowed, most) + 1)
+    low, high = false.copy(), np.full(len(false), size)  # the ratio grows with n while s stays: bisect
     while bool((low < high).any()):
         middle = (low + high) // 2
         enough = log_ratio(size, tested, middle, false) >= threshold
@@ -134,12 +137,10 @@ def upper_bound(size: int, answers: Sequence[int] | NDArray[Any], error: float) 
         return false
     # While no false negative appears the ratio grows, so it is largest just before each of them, and at the end.
     looks = [*(int(place) for place in np.flatnonzero(found)), judged]
-    bound = size - (judged - false)
+    bound, threshold = size - (judged - false), -math.log(error)
     for already, look in enumerate(looks):
         if look:
-            several = np.arange(bound + 1)
-            kept = np.flatnonzero(log_ratio(size, several, look, already) < -math.log(error))
-            bound = int(kept.max(initial=0))
+            bound = _last(lambda m: log_ratio(size, m, look, already) < threshold, already, bound)  # noqa: B023
     return max(bound, false)
 
 
@@ -163,13 +164,31 @@ def lower_bound(size: int, answers: Sequence[int] | NDArray[Any], error: float) 
         return bound
     for already, place in enumerate(np.flatnonzero(found), 1):
         judged = int(place) + 1
-        several = np.arange(bound, size - (judged - already) + 1)
-        posterior = log_binomial(several, already) + log_binomial(size - several, judged - already)
-        ratio = log_binomial(size + 1, judged + 1) - math.log(size + 1) - posterior
-        kept = several[ratio < -math.log(error)]
-        # The posterior has one peak; every number below it is tested by its own ratio.
-        bound = max(bound, int(kept.min(initial=size)))
+        # The posterior has one peak, near the observed share, where the ratio is below 1.
+        peak = min(max(bound, already * (size + 1) // judged), size - (judged - already))
+        bound = -_last(lambda m: _log_prior_ratio(size, -m, judged, already) < -math.log(error), -peak, -bound)  # noqa: B023
     return bound
+
+
+def _log_prior_ratio(size: int, number: NDArray[np.int64], judged: int, false: int) -> Numbers:
+    """Return log(prior / posterior) of numbers of false negatives, for a uniform prior."""
+    posterior = log_binomial(number, false) + log_binomial(size - number, judged - false)
+    return np.asarray(log_binomial(size + 1, judged + 1) - math.log(size + 1) - posterior)
+
+
+def _last(holds: Callable[[NDArray[np.int64]], NDArray[np.bool_]], low: int, high: int) -> int:
+    """Return the largest number in [low, high] for which ``holds``, by a search that looks at 64 numbers at a time.
+
+    It holds for ``low``, and at most for those up to the result.
+    """
+    while low < high:
+        several = np.unique(np.linspace(low, high, num=min(64, high - low + 1)).astype(np.int64))
+        place = int(np.flatnonzero(holds(several[1:])).max(initial=-1)) + 1
+        low, high = (
+            int(several[place]),
+            int(several[place + 1]) - 1 if place + 1 < len(several) else int(several[place]),
+        )
+    return low
 
 
 def exact_upper(found: int, sample: int, error: float) -> float:
