@@ -15,6 +15,7 @@ from hardneg.cli.audit import audit
 from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
 from hardneg.cli.flags import Command, verb
+from hardneg.cli.judge import judge
 from hardneg.cli.mine import mine
 from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(train_app, name="train")
 app.command(cls=Command)(mine)
 app.command(cls=Command)(audit)
+app.command(cls=Command)(judge)
 app.command(cls=Command)(compare)
 
 

@@ -8,8 +8,9 @@ pair that the first one flags: then the bounds allow for false negatives that th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,22 @@ def grade_of(answer: Any) -> Grade:
     return None if math.isnan(answer) else float(answer)
 
 
+def answers_of(judge: Callable[[list[Any]], Iterable[Any]], pairs: list[Any]) -> Iterator[Grade]:
+    """Yield the answer of a judge to each pair, as soon as there is one.
+
+    Raises:
+        ArgumentError: If the judge returns another number of answers, or other values.
+    """
+    place = 0
+    for place, answer in enumerate(judge(pairs), 1):
+        if place > len(pairs):
+            break
+        yield grade_of(answer)
+    if place != len(pairs):
+        got = f"{'more than ' * (place > len(pairs))}{min(place, len(pairs))} for {len(pairs)} pairs"
+        raise ArgumentError("judge", "one answer for each pair", got)
+
+
 @dataclass(eq=False)
 class Asking:
     """The answers to the questions of a design, and the loop that asks for more.
@@ -65,23 +82,25 @@ class Asking:
         """Number of answers that count against the budget."""
         return len(self.grades) - len(self.free)
 
-    def put(self, question: int, grade: Grade, *, free: bool = False) -> None:
-        """Store the answer to a question."""
+    def put(self, question: int, grade: Grade, false: bool | None = None, *, free: bool = False) -> None:
+        """Store the answer to a question.
+
+        Args:
+            question: Number of the question.
+            grade: The answer; None if there is no usable one.
+            false: Whether the pair is a false negative; None decides by the grade.
+            free: Whether the answer cost nothing.
+        """
         self.grades[question] = grade
         if free:
             self.free.add(question)
-        self.design.value[question] = UNKNOWN if grade is None else FALSE if grade > self.above else TRUE
+        false = grade > self.above if false is None and grade is not None else false
+        self.design.value[question] = UNKNOWN if false is None else FALSE if false else TRUE
 
-    def put_known(self, known: Mapping[Pair, Grade], *, free: bool) -> int:
-        """Store answers by pair, for every question with these rows; return how many pairs are no question."""
-        number = {pair: question for question, pair in enumerate(self._pairs(np.arange(len(self.design.value))))}
-        unasked = 0
-        for pair, grade in known.items():
-            if pair in number:
-                self.put(number[pair], grade, free=free)
-            else:
-                unasked += 1
-        return unasked
+    @cached_property
+    def number_of(self) -> dict[Pair, int]:
+        """Number of the question about a pair of rows; pairs of the same texts are one question."""
+        return {pair: question for question, pair in enumerate(self._pairs(np.arange(len(self.design.value))))}
 
     def next(self, budget: int) -> list[Pair]:
         """Return the pairs to judge next."""
@@ -100,20 +119,10 @@ class Asking:
         """
         while len(questions := self.design.ask(budget, self.spent)):
             pairs = self._pairs(questions)
-            answers = iter(judge(pairs))
-            for place, (question, pair) in enumerate(zip(questions.tolist(), pairs, strict=True)):
-                try:
-                    grade = grade_of(next(answers))
-                except StopIteration:
-                    got = f"{place} for {len(pairs)} pairs"
-                    raise ArgumentError("judge", "one answer for each pair", got) from None
+            for question, pair, grade in zip(questions.tolist(), pairs, answers_of(judge, pairs), strict=True):
                 self.keep(pair, grade)
                 self.put(question, grade)
                 progress(1)
-            if next(answers, self) is not self:
-                raise ArgumentError(
-                    "judge", "one answer for each pair", f"more than {len(pairs)} for {len(pairs)} pairs"
-                )
 
     def _pairs(self, questions: Rows) -> list[Pair]:
         queries, documents = self.design.query[questions], self.design.document[questions]
@@ -131,17 +140,12 @@ def confirmed(judge: Judge, confirm: Judge, above: float, asked: Callable[[int],
     """
 
     def both(pairs: list[Pair]) -> list[Grade]:
-        grades = [grade_of(answer) for answer in judge(pairs)]
+        grades = list(answers_of(judge, pairs))
         flagged = [place for place, grade in enumerate(grades) if grade is not None and grade > above]
         if flagged:
             asked(len(flagged))
-            seconds: Sequence[Any] = list(confirm([pairs[place] for place in flagged]))
-            if len(seconds) != len(flagged):
-                raise ArgumentError(
-                    "judge", "one confirmation for each pair", f"{len(seconds)} for {len(flagged)} pairs"
-                )
-            for place, answer in zip(flagged, seconds, strict=True):
-                grades[place] = grade_of(answer)
+            for place, grade in zip(flagged, answers_of(confirm, [pairs[place] for place in flagged]), strict=True):
+                grades[place] = grade
         return grades
 
     return both
@@ -157,6 +161,6 @@ def found_among(judge: Judge, positives: Sequence[Pair], above: float) -> tuple[
     """
     if not positives:
         return 0, 0
-    grades = [grade_of(answer) for answer in judge(list(positives))]
+    grades = list(answers_of(judge, list(positives)))
     # A question without an answer is a false negative that would not have been flagged.
     return sum(grade is not None and grade > above for grade in grades), len(grades)

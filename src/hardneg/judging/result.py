@@ -85,10 +85,10 @@ class Judged:
             lines.append(f"No rule is certified to have at most {level} false negatives.")
         else:
             estimate, _, high = self.rates[self.chosen]
-            bound = "" if self.states[self.chosen].exact else f", at most {_percent(high)} with confidence {sure}"
+            bound = "" if self.states[self.chosen].exact else f", at most {percent(high)} with confidence {sure}"
             lines.append(
                 f"The hardest rule certified at {level} is {self.names[self.chosen]}: "
-                f"{_percent(estimate)} false negatives{bound}."
+                f"{percent(estimate)} false negatives{bound}."
             )
         lines += self._outlook(level)
         unknown = sum(1 for pair in self.pairs if pair.false_negative is None)
@@ -111,16 +111,16 @@ class Judged:
         if state.exact:
             return []
         if state.needed is None:
-            rate = _percent(state.estimate)
+            rate = percent(state.estimate)
             return [
-                f"{name} has an estimated rate of {rate}: more judgements are not expected to certify it at {level}."
+                f"{name} has an estimated rate of {rate}; more judgements are not expected to certify it at {level}."
             ]
         return [f"About {state.needed:,} more judgements would certify {name} if its rate is as estimated."]
 
     def _about_judge(self, found: int, tried: int, low: float) -> list[str]:
         """Return the assumption behind an imperfect judge, and what would help if it is too poor."""
         lines = [
-            f"The judge found {found} of {tried} known positives, at least {_percent(low)} of all. The bounds assume "
+            f"The judge found {found} of {tried} known positives, at least {percent(low)} of all. The bounds assume "
             "that it finds as large a share of the false negatives among mined pairs."
         ]
         error = 0.75 * (1 - self.confidence)
@@ -163,7 +163,7 @@ class Judged:
 
 
 def judged_of(
-    design: Design, grades: dict[int, float], confidence: float, spent: int, budget: int, confirmations: int = 0
+    design: Design, grades: dict[int, float | None], confidence: float, spent: int, budget: int, confirmations: int = 0
 ) -> Judged:
     """Return the result that the answers of a design give.
 
@@ -207,5 +207,10 @@ def judged_of(
     )
 
 
-def _percent(share: float) -> str:
-    return "an unknown share" if math.isnan(share) else f"{100 * share:.3g} %"
+def percent(share: float) -> str:
+    """Format a share with three digits.
+
+    >>> percent(0.01234), percent(float("nan"))
+    ('1.23 %', 'unknown')
+    """
+    return "unknown" if math.isnan(share) else f"{100 * share:.3g} %"

@@ -141,7 +141,7 @@ def render_script() -> str:
     """Return the script of the page."""
     from importlib.resources import files
 
-    return (files("hardneg.pages") / "templates" / "sheet.js.html").read_text("utf-8")
+    return (files("hardneg.pages") / "templates" / "sheet.js").read_text("utf-8")
 
 
 def read_answers(path: str | Path, votes: Votes) -> int:

@@ -1,4 +1,3 @@
-
 "use strict";
 const source = document.getElementById("pairs"), pairs = JSON.parse(source.textContent);
 const store = "hardneg-" + source.dataset.sheet, by = document.getElementById("by");
@@ -58,7 +57,7 @@ document.getElementById("save").addEventListener("click", save);
 by.addEventListener("input", keep);
 document.addEventListener("keydown", (event) => {
   if (event.target === by || event.ctrlKey || event.metaKey || event.altKey) return;
-  const grade = {y: "1", n: "0", "?": "?"}[event.key] || (/^[0-3]$/.test(event.key) ? event.key : null);
+  const grade = {y: "1", n: "0", "?": "?"}[event.key] || (/^[01]$/.test(event.key) ? event.key : null);
   if (grade !== null) answer(grade);
   else if (event.key === "ArrowLeft") move(-1);
   else if (event.key === "ArrowRight") move(1);
