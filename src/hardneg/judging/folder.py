@@ -82,22 +82,24 @@ class AnswerLog:
                 raise failure from error
 
 
-def check_state(path: Path, wanted: dict[str, Any]) -> None:
+def check_state(folder: Path, wanted: dict[str, Any], *, begun: bool) -> None:
     """Store what a judgement is started with, or raise if the folder belongs to another one.
 
     Args:
-        path: The file state.json.
+        folder: The folder of the judgement.
         wanted: Values that must not change, by their name in errors.
+        begun: Whether there are answers; without any, the judgement starts anew.
 
     Raises:
         DataChanged: If an input or an option differs from that of the first run.
         Damaged: If the file cannot be read.
     """
-    wanted = json.loads(json.dumps(wanted, default=str))
-    if not path.exists():
+    path, wanted = folder / "state.json", json.loads(json.dumps(wanted, default=str))
+    known = read_json(path, _fix, who="judge") if path.exists() else None
+    if known is None or (known != wanted and not begun):
+        (folder / "populations.npz").unlink(missing_ok=True)
         write_json(path, wanted, run_again)
         return
-    known = read_json(path, _fix, who="judge")
     for name in {**known, **wanted}:
         if known.get(name) == wanted.get(name):
             continue

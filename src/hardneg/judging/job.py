@@ -259,7 +259,7 @@ class Round:
                 "confirm": self.options.confirm,
             },
         }
-        check_state(self.folder / "state.json", wanted)
+        check_state(self.folder, wanted, begun=bool(self.records))
 
     def _take_answers(self) -> None:
         """Store new answers of people: from sheet.csv, the folder ``answers`` and --answers."""
