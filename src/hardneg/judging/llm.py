@@ -119,6 +119,7 @@ class LLMJudge:
     _known: dict[str, int | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _stop: Event = field(default_factory=Event)
+    _failure: BaseException | None = None
 
     def __post_init__(self) -> None:
         url, key = str(self.options.url), os.environ.get(self.options.key_variable, "").strip()
@@ -168,6 +169,7 @@ class LLMJudge:
             ArgumentError: If the API refuses the request.
         """
         self._stop.clear()
+        self._failure = None
         workers = ThreadPoolExecutor(self.options.parallel)
         try:
             yield from workers.map(self._grade, self._shared(pairs))
@@ -198,6 +200,10 @@ class LLMJudge:
             with self._lock:
                 self._known[content] = grade
             return grade
+        except BaseException as error:  # no further request is sent, and all that wait raise this error
+            self._failure = self._failure or error
+            self._stop.set()
+            raise
         finally:
             done.set()
 
@@ -225,7 +231,7 @@ class LLMJudge:
         failure = ""
         for attempt in range(self.options.attempts):
             if self._stop.is_set():
-                raise Unavailable("judge", "the judging to go on", "an error of another request")
+                raise self._failure or Unavailable("judge", "to go on", "a stop")
             self._check_used(sum(len(one["content"]) for one in messages))
             wait = min(_first_pause * 2**attempt, _longest_pause) * (0.5 + random.random() / 2)
             try:
