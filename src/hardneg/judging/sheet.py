@@ -23,6 +23,7 @@ from hardneg.core.errors import ArgumentError, optional
 from hardneg.io.files import run_again, write_atomically
 from hardneg.io.tables import image_suffixes, read_table
 from hardneg.judging.statistics import agreement
+from hardneg.mining.table_values import key_of
 from hardneg.pages.render import render, write_page
 
 COLUMNS = ("query-id", "corpus-id", "grade", "by", "query", "document", "positive")
@@ -163,7 +164,7 @@ def read_answers(path: str | Path, votes: Votes) -> int:
         person = str(by).strip() if by not in (None, "") else Path(path).stem
         if str(grade if grade is not None else "").strip().lower() in _skipped[:1]:
             continue
-        votes.add((_id(query), _id(document)), person, _grade(grade, path, number))
+        votes.add((str(key_of(query)), str(key_of(document))), person, _grade(grade, path, number))
         answered += 1
     return answered
 
@@ -175,11 +176,6 @@ def _column(table: dict[str, list[Any]], name: str, path: str | Path) -> str:
         what = f"columns query-id, corpus-id and grade in {path}"
         raise ArgumentError("judge", what, f"columns {sorted(table)}", "keep the first line of the sheet")
     return found
-
-
-def _id(value: Any) -> str:
-    """Return an id as text; 12.0, which a spreadsheet may make of 12, is "12"."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _grade(value: Any, path: str | Path, number: int) -> float | None:
