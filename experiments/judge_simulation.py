@@ -254,6 +254,51 @@ def erring(world: World, flips: float, budget: int, times: int) -> dict[str, Any
     }
 
 
+def tables(found: dict[str, Any]) -> str:
+    """As docs/explanation/judging.md has them."""
+    lines = ["| data | level | true rates | budget | most misses | chosen | above the level | mean width |"]
+    lines.append("| --- " * 8 + "|")
+    for world in found["worlds"]:
+        rates = ", ".join(f"{100 * rate:.2g}" for rate in world["rates"])
+        for number, one in enumerate(world["budgets"]):
+            first = (world["name"], f"{100 * world['level']:g} %", rates) if not number else ("", "", "")
+            width = f"{min(one['mean_width']):.3f} to {max(one['mean_width']):.3f}"
+            wrong = f"{100 * one['chosen_above_the_level']:.1f} %"
+            cells = (*first, f"{one['budget']:,}", one["most_missed"], f"{100 * one['chosen']:.0f} %", wrong, width)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "| data | rule to find | its rate | separate samples | judgements | share |", "| --- " * 6 + "|"]
+    for world in found["worlds"]:
+        if (one := world["cost"]) is not None:
+            cells = (
+                world["name"],
+                f"`{one['target']}`",
+                f"{100 * one['target_rate']:.2g} %",
+                f"{one['separate_samples']:,}",
+                f"{one['judgements_at_80_percent']:,.0f}",
+                f"{one['share']:.2f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| rules | 1 | 2 | 4 | 6 |", "| --- " * 5 + "|"]
+    shares = [f"{100 * one['chosen']:.0f} %" for one in found["single"]]
+    lines.append(f"| chosen | {' | '.join(shares)} |")
+    lines += [
+        "",
+        "| data | flips | budget | least coverage | chosen | above the level | confirmations |",
+        "| --- " * 7 + "|",
+    ]
+    for one in found["erring"]:
+        shares = (f"{100 * one[name]:.1f} %" for name in ("least_coverage", "chosen", "chosen_above_the_level"))
+        cells = (
+            one["world"],
+            f"{100 * one['flips']:.0f} %",
+            str(one["budget"]),
+            *shares,
+            f"{one['confirmations']:.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=default_root())
@@ -294,6 +339,7 @@ def main() -> None:
                 print(found["erring"][-1], flush=True)
     found |= {"cpu_seconds": round(time.process_time() - begun), **environment()}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(tables(found))
 
 
 if __name__ == "__main__":
