@@ -7,13 +7,16 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.judging import job
 from hardneg.judging.sheet import Row, Votes, read_answers, sheet_page, write_sheet
@@ -87,6 +90,24 @@ def test_images_are_shown_as_thumbnails(tmp_path: Path) -> None:
     assert data[0]["query"]["text"] == "red.png"
     assert len(page) < 60_000
     assert "image" not in data[0]["positive"]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 200), st.booleans())
+def test_fuzzed_answers_are_read_or_refused(noise: bytes, place: int, replaces: bool) -> None:
+    """Whatever a file of answers contains, it gives votes or an error for people."""
+    good = b'query-id,corpus-id,grade,by\r\nq1,"d,1",1,ada\r\n"q 2","d""2",?,ada\r\n3,4,0,\r\n'
+    end = place + len(noise) * replaces
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "answers.csv"
+        path.write_bytes(good[:place] + noise + good[end:])
+        votes = Votes(0.0)
+        try:
+            read_answers(path, votes)
+        except HardnegError:
+            return
+        assert all(isinstance(part, str) for ids in votes.of for part in ids)
+        assert all(grade is None or abs(grade) < 1e9 for each in votes.of.values() for grade in each.values())
 
 
 def test_answers_need_their_columns(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_
 from hardneg.judging.entry import some_positives
 from hardneg.judging.folder import AnswerLog, check_state, load_populations, store_populations
 from hardneg.judging.judges import OfTexts, calibrated, digest_of_text, function_judge
-from hardneg.judging.llm import Estimate, LLMJudge, read_prompt
+from hardneg.judging.llm import Estimate, LLMJudge, OverCap, read_prompt
 from hardneg.judging.options import FILE, MODEL, JudgeOptions
 from hardneg.judging.page import examples_of, judge_page
 from hardneg.judging.result import Judged, judged_of
@@ -237,6 +237,8 @@ class Round:
             return None, FILE
         if kind == "llm":
             prompt = read_prompt(self.options.asking.prompt)
+            if self.options.asking.prompt is None:
+                write_atomically(self.folder / "prompt.txt", lambda file: file.write(prompt.encode()), run_again)
             self._llm = LLMJudge(self.options.asking, prompt, AnswerLog(self.folder / "llm.jsonl"))
             return self._llm, f"llm:{self.options.asking.llm} {digest_of_text(prompt)}"
         if kind.startswith(MODEL):
@@ -342,7 +344,12 @@ class Round:
                 # Until a person confirms it, a flagged pair is unknown: bounded both ways.
                 yield None if self._is_flagged(self.records[-1], asking.above) else grade
 
-        asking.ask(of_pairs, self.options.budget, done)
+        if first and not self.options.confirm:
+            self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
+        try:
+            asking.ask(of_pairs, self.options.budget, done)
+        except OverCap as error:  # what is known is still written
+            self.say(str(error))
         return [
             self._row(record)
             for record in self._of_kind("judge")

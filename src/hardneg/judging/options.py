@@ -35,7 +35,7 @@ class LLMOptions:
     llm: str | None = option(None, "Name of the model that the API serves.", LLM)
     key_variable: str = option("OPENAI_API_KEY", "Environment variable that contains the key of the API.", LLM)
     prompt: str | None = option(
-        None, "File with a prompt that contains {query} and {document}; OUT/prompt.txt is the default one.", LLM
+        None, "File with a prompt that contains {query} and {document}; OUT/prompt.txt is a copy of the default.", LLM
     )
     parallel: int = option(4, "Number of requests at a time.", LLM, low=1)
     attempts: int = option(6, "Attempts of each request, with growing pauses between them.", LLM, low=1)
