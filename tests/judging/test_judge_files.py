@@ -17,12 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, Damaged, DataChanged, InUse, NoFile
+from hardneg.cli.flags import flags_of
+from hardneg.core.errors import ArgumentError, Damaged, DataChanged, FileError, InUse, NoFile
 from hardneg.io.files import locked
 from hardneg.io.tables import read_table
 from hardneg.judging import job
 from hardneg.judging.folder import AnswerLog
 from hardneg.judging.judges import calibrated
+from hardneg.judging.options import JudgeOptions
 from hardneg.mining.judgements import read_grades
 from hardneg.mining.options import MineOptions
 from judging.conftest import MakeOptions, answers
@@ -194,6 +196,27 @@ def test_a_second_process_is_refused(options: MakeOptions, tmp_path: Path) -> No
     (tmp_path / "judged").mkdir()
     with locked(tmp_path / "judged" / ".lock", "test"), pytest.raises(InUse):
         job.run(options(judge=FUNCTION))
+
+
+def test_files_of_others_and_inputs_are_not_overwritten(options: MakeOptions, tmp_path: Path) -> None:
+    folder = tmp_path / "judged"
+    folder.mkdir()
+    (folder / "judge.json").write_text("mine")
+    with pytest.raises(FileError):
+        job.run(options(judge=FUNCTION))
+    (folder / "judge.json").unlink()
+    job.run(options(judge=FUNCTION))
+    with pytest.raises(FileError):
+        job.run(options({"judgements": str(folder / "judgements.tsv")}, judge=FUNCTION))
+
+
+def test_flags_are_those_of_mine() -> None:
+    ours, theirs = flags_of(JudgeOptions), flags_of(MineOptions)
+    assert len(ours.keys() & theirs.keys()) > 35
+    assert {name: ours[name] for name in ours.keys() & theirs.keys()} == {
+        name: theirs[name] for name in ours.keys() & theirs.keys()
+    }
+    assert ours["rules"] == theirs["negatives"]
 
 
 def test_resume_needs_something_to_resume(options: MakeOptions) -> None:

@@ -1,7 +1,8 @@
 """Judge a few hundred mined pairs, and know with a guarantee how many negatives of each rule are false.
 
 Reading order: ``statistics`` (tests and bounds), ``rules`` (what is judged), ``design`` (which pairs, in which order),
-``asking`` (the loop), ``entry`` (``hn.judge``), ``result``.
+``asking`` (the loop), ``entry`` (``hn.judge``), ``result``. `hardneg judge` has ``options``, ``job`` (rounds in a
+folder), ``folder`` (what is stored), ``judges``, ``llm`` and ``sheet`` (who answers), and ``page``.
 """
 
 from __future__ import annotations

@@ -278,14 +278,6 @@ class Design:
             np.maximum.at(found, order, self._num_judged(rule) / len(order))
         return found
 
-    def members(self, question: int) -> list[int]:
-        """Return the rules that contain a question."""
-        return [rule for rule, held in enumerate(self._held) if held[question]]
-
-    @cached_property
-    def _held(self) -> list[NDArray[np.bool_]]:
-        return [np.isin(np.arange(len(self.value)), order) for order in self.orders]
-
     def _open(self, questions: Rows) -> Rows:
         """Return the distinct questions without an answer, in order."""
         questions = questions[self.value[questions] == NOT_ASKED]

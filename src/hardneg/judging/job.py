@@ -21,6 +21,7 @@ import torch
 from hardneg.core.errors import NoFile
 from hardneg.core.types import hash_text
 from hardneg.io.files import locked, output_folder, run_again, write_atomically, write_json
+from hardneg.io.outputs import check_output
 from hardneg.io.provenance import environment
 from hardneg.judging.asking import Asking, Grade, Pair, answers_of, found_among
 from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
@@ -47,6 +48,11 @@ from hardneg.pages.render import write_page
 
 _may_change = ("device", "cache", "batch_size", "query_block", "memory", "out", "overwrite")
 """Options of mining that do not change which pairs are judged."""
+
+_files = (
+    "state.json", "populations.npz", "answers.jsonl", "llm.jsonl", "prompt.txt", "judgements.tsv", "judge.json",
+    "judge.html", "sheet.csv", "sheet.html",
+)  # fmt: skip
 
 Say = Callable[[str], None]
 
@@ -93,9 +99,17 @@ def run(options: JudgeOptions, progress: StageProgress = quiet, say: Say = lambd
         raise NoFile("judge", "a judgement to resume", folder / "state.json")
     mining = from_beir(options.mine_options())
     check_options(mining)
+    _check_folder(folder, list(paths_read(mining).values()))
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", "judge", fix=f"wait until it ends, or use another --out than {folder}"):
         return Round(options, mining, folder, progress, say).run()
+
+
+def _check_folder(folder: Path, reads: list[Path]) -> None:
+    """Raise before the work if a file of the folder is an input, or if something else has written it."""
+    for name in _files:
+        known = (folder / "state.json").exists()
+        check_output("judge", folder / name, reads, overwrite=False, is_ours=lambda: known)  # noqa: B023
 
 
 @dataclass(eq=False)
