@@ -139,6 +139,8 @@ class Round:
         self._check_state(name)
         self._take_answers()
         votes = votes_of(self._of_kind("person"), self._above_of_people())
+        if judge is not None:
+            self._calibrate(judge, votes)
         sensitivity = self._sensitivity(judge, name)
         design = Design(
             self.populations,
@@ -345,30 +347,38 @@ class Round:
 
     def _ask(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> list[Pair]:
         """Ask a judge that is a program; return the pairs whose flags a person has yet to confirm."""
-        if self.options.threshold is None and not self._of_kind("threshold"):
-            self._calibrate(asking, judge, votes)
+        # While asking, a flagged pair counts as a true negative: what is asked next is what is needed if people reject
+        # the flags. Afterwards it is unknown until they have answered, and bounded both ways.
+        for pair in self._to_confirm(asking, votes):
+            asking.put(asking.number_of[pair], None, False)
         first = asking.next(self.options.budget)
         if isinstance(judge, LLMJudge):
             self._check_cost(judge, first, self.options.budget - asking.spent)
-        done = self.progress("judging", self.options.budget - asking.spent)
+        if first and not self.options.confirm:
+            self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
 
         def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
             for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
                 self._keep("judge", self._ids(pair), grade, name)
-                # Until a person confirms it, a flagged pair is unknown: bounded both ways.
-                yield None if self._is_flagged(self.records[-1], asking.above) else grade
+                yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
 
-        if first and not self.options.confirm:
-            self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
         try:
-            asking.ask(of_pairs, self.options.budget, done)
+            asking.ask(of_pairs, self.options.budget, self.progress("judging", self.options.budget - asking.spent))
         except OverCap as error:  # what is known is still written
             self.say(str(error))
-        return [
+        pending = self._to_confirm(asking, votes)
+        for pair in pending:
+            asking.put(asking.number_of[pair], None)
+        return pending
+
+    def _to_confirm(self, asking: Asking, votes: Votes) -> list[Pair]:
+        """Return the pairs whose flags a person has yet to confirm."""
+        flagged = (
             self._row(record)
             for record in self._of_kind("judge")
             if self._is_flagged(record, asking.above) and (record["query"], record["document"]) not in votes.of
-        ]
+        )
+        return [pair for pair in flagged if pair in asking.number_of]
 
     def _check_cost(self, judge: LLMJudge, first: list[Pair], requests: int) -> None:
         """Say what an LLM is expected to use, and raise if that exceeds a cap."""
@@ -386,8 +396,10 @@ class Round:
         )
         judge.check_cap(estimate)
 
-    def _calibrate(self, asking: Asking, judge: OfTexts, votes: Votes) -> None:
-        """Find the threshold of a CrossEncoder from answers of people and some known positives."""
+    def _calibrate(self, judge: OfTexts, votes: Votes) -> None:
+        """Find the threshold of a CrossEncoder from answers of people and some known positives, once."""
+        if self.options.threshold is not None or self._of_kind("threshold"):
+            return
         pairs = [
             (self._row({"query": query, "document": document}), votes.grade((query, document)))
             for query, document in votes.of
@@ -395,11 +407,9 @@ class Round:
         known = [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
         known += [(pair, True) for pair in self._positives()]
         scores = [float(one) for one in judge([self._texts(pair) for pair, _ in known])]
-        asking.above = calibrated(scores, [relevant for _, relevant in known])
-        self._keep("threshold", ("", ""), asking.above, self.options.judge)
-        self.say(
-            f"Scores above {asking.above:.4g} count as false negatives, from {len(known)} pairs with known answers."
-        )
+        above = calibrated(scores, [relevant for _, relevant in known])
+        self._keep("threshold", ("", ""), above, self.options.judge)
+        self.say(f"Scores above {above:.4g} count as false negatives, from {len(known)} pairs with known answers.")
 
     def _positives(self) -> list[Pair]:
         """Return some known positives."""
