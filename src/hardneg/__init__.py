@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg import auditing as auditing
     from hardneg import batching as batching
     from hardneg import core as core
+    from hardneg import judging as judging
     from hardneg import losses as losses
     from hardneg import mining as mining
     from hardneg import negatives as negatives
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg.core.types import NEVER as NEVER
     from hardneg.core.types import Keys as Keys
     from hardneg.core.types import Scores as Scores
+    from hardneg.judging import judge as judge
     from hardneg.losses.contrastive import ContrastiveLoss as ContrastiveLoss
     from hardneg.losses.global_softmax import EMC2 as EMC2
     from hardneg.losses.global_softmax import SogCLR as SogCLR

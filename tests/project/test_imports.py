@@ -71,7 +71,8 @@ for module in pkgutil.walk_packages(hardneg.__path__, "hardneg."):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in ("explain", "mine", "audit", "compare"))]
+    "arguments",
+    [["--help"], ["--version"], *([verb, "--help"] for verb in ("explain", "mine", "audit", "judge", "compare"))],
 )
 def test_help_answers_without_torch(arguments: list[str]) -> None:
     code = f"""
@@ -104,8 +105,8 @@ def test_public_names() -> None:
         BelowPositive From Hardening Known OtherCluster OtherLabel Rank Ring SameCluster Threshold Tilt Uniform
         parse registered_negatives draw NEVER Keys Scores two_views cross_views score from_matrix
         info_nce jsd sigmoid surrogate reduce diagnose ContrastiveLoss EMC2 SogCLR Queue Bank
-        build_graph walk ProximityBatchSampler mine audit load_encoder
-        auditing batching core losses mining negatives papers schedules state __version__
+        build_graph walk ProximityBatchSampler mine audit judge load_encoder
+        auditing batching core judging losses mining negatives papers schedules state __version__
     """
     assert sorted(dir(hn)) == sorted(names.split())
 

@@ -15,6 +15,7 @@ import typer
 from hardneg.cli.audit import audit
 from hardneg.cli.errors import errors_for_people, given, read_yaml, warning_for_people
 from hardneg.cli.flags import CONTEXT, Command, build, checked_values, parameter, parameters_of, verb, with_parameters
+from hardneg.cli.judge import judge
 from hardneg.cli.mine import mine
 from hardneg.cli.options import ALWAYS, CompareOptions, EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.train import train_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(train_app, name="train")
 app.command(cls=Command)(mine)
 app.command(cls=Command)(audit)
+app.command(cls=Command)(judge)
 
 
 @app.callback(invoke_without_command=True)

@@ -258,7 +258,7 @@ def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[st
             continue
         kinds = get_type_hints(hints[one.name])
         for each in _fields_of(one, hints[one.name]):
-            panel = one.metadata["panel"] or each.metadata["panel"]
+            panel = one.metadata["panel"] or each.metadata.get("panel")
             yield one.metadata["part"].format(each.name), each, kinds[each.name], {**each.metadata, "panel": panel}
 
 

@@ -27,15 +27,17 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-act
 """Content security policy: no scripts, no requests, no forms, and no base that redirects links."""
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, *, scripts: str = "", **values: Any) -> str:
     """Return the page of a template, with the security policy and the style sheet.
 
     Args:
         template: File in ``pages/templates``.
+        scripts: Digests of the scripts that may run, as the policy writes them; none by default.
         **values: Variables of the template; a missing one is an error.
     """
     found = _environment().get_template(template)
-    return found.render(policy=Markup(POLICY), style=style(), **values)
+    policy = f"{POLICY}; script-src {scripts}" if scripts else POLICY
+    return found.render(policy=Markup(policy), style=style(), **values)
 
 
 @cache

@@ -1,0 +1,89 @@
+"""`hardneg judge`: arguments and printed summary of the verb; the work is in ``hardneg.judging``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hardneg.cli.errors import errors_for_people
+from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameters_of, with_config_file, with_parameters
+from hardneg.cli.progress import progress_bars
+from hardneg.core.text import counted
+from hardneg.judging.options import FILE, PANELS, JudgeOptions
+
+if TYPE_CHECKING:
+    from hardneg.judging.job import Outcome
+
+
+def judge(ctx: typer.Context, config: Path | None, **values: Any) -> None:
+    """Judge a few hundred mined pairs, and bound the false-negative rate of every rule with a guarantee.
+
+    The hardest rule that is certified to stay below --false-negatives is named. People judge on a sheet (--judge
+    file): run the same command again to continue with their answers.
+
+    Examples:
+      hardneg judge queries.jsonl --corpus corpus.jsonl --judgements qrels.tsv --model all-MiniLM-L6-v2 -o judged
+
+      hardneg judge ... -n "BelowPositive(relative={0.2, 0.1, 0.05})" -n "Rank(10, 50)" --budget 500 -o judged
+
+      hardneg judge ... --judge llm --url http://localhost:8000/v1 --llm my-model --max-tokens 500000 -o judged
+
+      hardneg judge ... --judge model.py:function --confirm -o judged   (people confirm what the function flags)
+
+      hardneg mine queries.jsonl ... --judgements judged/judgements.tsv   (mines with the answers)
+    """
+    flags = flags_of(JudgeOptions)
+    advice = "Answers so far are stored: run the same command again to continue."
+    with errors_for_people(advice, {"judge": flags, "mine": flags}):
+        options = build(JudgeOptions, with_config_file(ctx, "judge", config, values, JudgeOptions), "judge")
+        _show(_run(options), options)
+
+
+with_parameters(judge, [CONTEXT, *parameters_of(JudgeOptions, PANELS), CONFIG])
+
+
+def _run(options: JudgeOptions) -> Outcome:
+    """Run the judgement with progress bars."""
+    from hardneg.judging.job import run
+
+    with progress_bars() as bars:
+        return run(options, bars, typer.echo)
+
+
+def _show(outcome: Outcome, options: JudgeOptions) -> None:
+    """Print the rates, the main sentences, and what to do next."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from hardneg.io.terminal import Terminal
+    from hardneg.judging.result import percent
+
+    console, result = Terminal(), outcome.result
+    table = Table(title=f"false-negative rates, {counted(result.spent, 'judgement')}", title_justify="left")
+    for name in ("rule", "similarity", "judged", "rate", "bounds", "certified"):
+        table.add_column(name, justify="left" if name == "rule" else "right")
+    for rule, (rate, low, high) in result.rates.items():
+        state = result.states[rule]
+        bounds = "exact" if state.exact else f"{percent(low)} to {percent(high)}"
+        cells = (f"{result.similarity[rule]:.3f}", f"{state.judged:,} of {state.size:,}", percent(rate), bounds)
+        table.add_row(Text(result.names[rule]), *cells, "yes" if state.certified else "no")
+    console.print(table)
+    for line in result.sentences():
+        console.print(Text(line))
+    if outcome.ignored:
+        console.print(Text(f"{counted(outcome.ignored, 'answer')} for pairs that were not asked: ignored."))
+    if len(outcome.people) > 1 and not math.isnan(outcome.kappa):
+        console.print(Text(f"Agreement of {len(outcome.people)} people: Fleiss' kappa {outcome.kappa:.2f}."))
+    if outcome.waiting:
+        kind = "wait for an answer" if options.judge == FILE else "were flagged and wait for a person"
+        sheet = outcome.folder / "sheet.html"
+        console.print(
+            Text(
+                f"{counted(outcome.waiting, 'pair')} {kind}: open {sheet} (or fill in sheet.csv), then run the same "
+                "command again with --answers FILE."
+            )
+        )
+    console.print(Text(f"{outcome.folder / 'judgements.tsv'} and {outcome.folder / 'judge.html'}"))

@@ -1,0 +1,166 @@
+"""Ask a judge the questions of a design until it is decided or the budget is used, and keep every answer.
+
+``Asking`` is the loop that ``hn.judge`` and `hardneg judge` share. A judge is a function of pairs; its answers are
+bools or grades, and None where it has none. With ``confirm`` a second judge, usually a person, is asked about each
+pair that the first one flags: then the bounds allow for false negatives that the first one misses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hardneg.core.errors import ArgumentError
+from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, Rows
+
+Pair = tuple[int, int]
+Judge = Callable[[list[Pair]], Iterable[Any]]
+"""[(query row, document row), ...] -> for each pair a bool, a grade, or None if there is no answer."""
+
+Keep = Callable[[Pair, float | None], None]
+"""Called with each answer as soon as there is one."""
+
+Grade = float | None
+
+
+def grade_of(answer: Any) -> Grade:
+    """Return an answer as a number; None and NaN mean that there is none.
+
+    Raises:
+        ArgumentError: If the answer is neither a number, a bool nor None.
+    """
+    if answer is None:
+        return None
+    if hasattr(answer, "item") and getattr(answer, "ndim", 0) == 0:
+        answer = answer.item()
+    if not isinstance(answer, (bool, int, float)):
+        raise ArgumentError("judge", "answers that are bools, grades or None", repr(answer)[:60])
+    return None if math.isnan(answer) else float(answer)
+
+
+def answers_of(judge: Callable[[list[Any]], Iterable[Any]], pairs: list[Any]) -> Iterator[Grade]:
+    """Yield the answer of a judge to each pair, as soon as there is one.
+
+    Raises:
+        ArgumentError: If the judge returns another number of answers, or other values.
+    """
+    place = 0
+    for place, answer in enumerate(judge(pairs), 1):
+        if place > len(pairs):
+            break
+        yield grade_of(answer)
+    if place != len(pairs):
+        got = f"{'more than ' * (place > len(pairs))}{min(place, len(pairs))} for {len(pairs)} pairs"
+        raise ArgumentError("judge", "one answer for each pair", got)
+
+
+@dataclass(eq=False)
+class Asking:
+    """The answers to the questions of a design, and the loop that asks for more.
+
+    Attributes:
+        design: The questions.
+        above: A pair with a grade above this is a false negative.
+        grades: Grade of each question; None where the judge had no answer.
+        free: Questions whose answers cost nothing, because they were known before.
+        keep: Called with each new answer.
+    """
+
+    design: Design
+    above: float
+    grades: dict[int, Grade] = field(default_factory=dict)
+    free: set[int] = field(default_factory=set)
+    keep: Keep = lambda pair, grade: None
+
+    @property
+    def spent(self) -> int:
+        """Number of answers that count against the budget."""
+        return len(self.grades) - len(self.free)
+
+    def put(self, question: int, grade: Grade, false: bool | None = None, *, free: bool = False) -> None:
+        """Store the answer to a question.
+
+        Args:
+            question: Number of the question.
+            grade: The answer; None if there is no usable one.
+            false: Whether the pair is a false negative; None decides by the grade.
+            free: Whether the answer cost nothing.
+        """
+        self.grades[question] = grade
+        if free:
+            self.free.add(question)
+        false = grade > self.above if false is None and grade is not None else false
+        self.design.value[question] = UNKNOWN if false is None else FALSE if false else TRUE
+
+    @cached_property
+    def number_of(self) -> dict[Pair, int]:
+        """Number of the question about a pair of rows; pairs of the same texts are one question."""
+        return {pair: question for question, pair in enumerate(self._pairs(np.arange(len(self.design.value))))}
+
+    def next(self, budget: int) -> list[Pair]:
+        """Return the pairs to judge next."""
+        return self._pairs(self.design.ask(budget, self.spent))
+
+    def ask(self, judge: Judge, budget: int, progress: Callable[[int], None] = lambda done: None) -> None:
+        """Ask the judge until everything is decided or the budget is used.
+
+        Args:
+            judge: The judge.
+            budget: Number of answers that may be used in all.
+            progress: Called with the number of new answers.
+
+        Raises:
+            ArgumentError: If the judge returns another number of answers, or other values.
+        """
+        while len(questions := self.design.ask(budget, self.spent)):
+            pairs = self._pairs(questions)
+            for question, pair, grade in zip(questions.tolist(), pairs, answers_of(judge, pairs), strict=True):
+                self.keep(pair, grade)
+                self.put(question, grade)
+                progress(1)
+
+    def _pairs(self, questions: Rows) -> list[Pair]:
+        queries, documents = self.design.query[questions], self.design.document[questions]
+        return list(zip(queries.tolist(), documents.tolist(), strict=True))
+
+
+def confirmed(judge: Judge, confirm: Judge, above: float, asked: Callable[[int], None]) -> Judge:
+    """Return a judge whose flags a second judge confirms; pairs that the first does not flag are not confirmed.
+
+    Args:
+        judge: The judge that errs.
+        confirm: The second judge, usually a person.
+        above: Grade above which a pair is flagged.
+        asked: Called with the number of pairs that the second judge was asked about.
+    """
+
+    def both(pairs: list[Pair]) -> list[Grade]:
+        grades = list(answers_of(judge, pairs))
+        flagged = [place for place, grade in enumerate(grades) if grade is not None and grade > above]
+        if flagged:
+            asked(len(flagged))
+            for place, grade in zip(flagged, answers_of(confirm, [pairs[place] for place in flagged]), strict=True):
+                grades[place] = grade
+        return grades
+
+    return both
+
+
+def found_among(judge: Judge, positives: Sequence[Pair], above: float) -> tuple[int, int]:
+    """Return how many known positives the judge flags, and how many it answered.
+
+    Args:
+        judge: The judge.
+        positives: Pairs that are known to be relevant.
+        above: Grade above which a pair is flagged.
+    """
+    if not positives:
+        return 0, 0
+    grades = list(answers_of(judge, list(positives)))
+    # A question without an answer is a false negative that would not have been flagged.
+    return sum(grade is not None and grade > above for grade in grades), len(grades)

@@ -1,0 +1,164 @@
+"""``hn.judge``: from vectors and a judge to the false-negative rate of each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hardneg.core.errors import argument_error, check_callable, check_count, check_range, check_seed
+from hardneg.core.keyed import uniform_of_pairs
+from hardneg.core.types import Keys
+from hardneg.judging.asking import Asking, Judge, Pair, confirmed, found_among
+from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
+from hardneg.judging.result import Judged, judged_of
+from hardneg.judging.rules import DEFAULT, population_of, read_rules
+from hardneg.mining.alignment import warn_of_missing_positives
+from hardneg.mining.miner import Miner
+from hardneg.mining.pairs import Pairs, as_one, numbered_ids
+from hardneg.mining.search import Search
+from hardneg.mining.select import Rule
+
+NUM_KNOWN = 50
+"""Known positives on which the sensitivity of a judge that errs is measured."""
+
+
+@torch.no_grad()
+def judge(
+    queries: Any,
+    corpus: Any,
+    positives: Any,
+    rules: Any = DEFAULT,
+    k: int = 5,
+    judge: Judge | None = None,
+    budget: int = 300,
+    level: float = 0.05,
+    confidence: float = 0.95,
+    seed: int = 0,
+    *,
+    above: float = 0.0,
+    confirm: Judge | None = None,
+    num_known: int = NUM_KNOWN,
+    texts: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
+    draw: str = "top",
+    temperature: float = 1.0,
+    search: Search | str = "exact",
+) -> Judged:
+    """Judge some mined pairs, and bound the false-negative rate of every rule.
+
+    A rule's rate is the share of false negatives among the negatives of ``mine(queries, corpus, positives, rule, k)``.
+    Pairs are chosen so that the bounds are valid in finite samples and at whatever moment the judging stops; see
+    docs/guides/judge.md. Judging stops when every rule is certified or the budget is used; a budget of at least as many
+    judgements as there are pairs gives exact rates.
+
+    Args:
+        queries: Vectors of the queries [q, d], as for ``mine``.
+        corpus: Vectors of the documents [n, d], as for ``mine``.
+        positives: Corpus ids of the positives of each query, as for ``mine``; they are never judged.
+        rules: Expressions or distributions; braces make a family: ``"BelowPositive(relative={0.2, 0.1, 0.05})"``. The
+            result names them as they are given. Four to six rules are a good number.
+        k: Number of negatives per query.
+        judge: Function of ``[(query row, document row), ...]`` that returns, for each pair, True or a grade above
+            ``above`` if the document is relevant to the query, and None if it cannot tell.
+        budget: Largest number of pairs that the judge is asked.
+        level: Largest acceptable false-negative rate.
+        confidence: Confidence of the certificates and of the upper bounds.
+        seed: Seed of the order in which pairs are judged.
+        above: A pair with a grade above this is a false negative.
+        confirm: A second judge, usually a person, who is asked about each pair that ``judge`` flags. The bounds then
+            allow for false negatives that ``judge`` misses, by its sensitivity on known positives.
+        num_known: Known positives that ``judge`` is asked about if there is a ``confirm``.
+        texts: Texts of queries and of documents; pairs of the same texts share an answer.
+        draw: How each rule draws its negatives, as in ``mine``.
+        temperature: Temperature of tilts, as in ``mine``.
+        search: How candidates are found, as in ``mine``.
+
+    Returns:
+        Rates with bounds, the hardest certified rule, and the judged pairs.
+
+    Raises:
+        ArgumentError: If an argument does not fit, a rule leaves no negatives, or the judge's answers are malformed.
+
+    Example:
+        >>> truth = torch.arange(40) % 8
+        >>> corpus = torch.nn.functional.normalize(torch.eye(8)[truth] + 0.4, dim=1)
+        >>> positives = [(i + 8) % 40 for i in range(40)]
+        >>> def same_topic(pairs):
+        ...     return [bool(truth[query] == truth[document]) for query, document in pairs]
+        >>> found = judge(corpus, corpus, positives, ["Rank(0, 5)", "Rank(10, 20)"], 3, same_topic, budget=500)
+        >>> found.rates
+        {'Rank(10, 20)': (0.0, 0.0, 0.0), 'Rank(0, 5)': (1.0, 1.0, 1.0)}
+        >>> found.chosen
+        'Rank(10, 20)'
+    """
+    check_callable("judge", "judge", judge, "a function of pairs as judge")
+    assert judge is not None
+    if confirm is not None:
+        check_callable("judge", "confirm", confirm, "a function of pairs as confirm")
+    budget, k, seed = check_count("judge", "budget", budget), check_count("judge", "k", k), check_seed("judge", seed)
+    num_known = check_count("judge", "num_known", num_known)
+    check_promise(level, confidence)
+    wanted = read_rules(rules)
+    corpus = corpus if isinstance(corpus, Keys) else Keys(corpus)
+    positives = numbered_ids(positives, corpus.names)
+    queries, corpus = as_one(queries if isinstance(queries, Keys) else Keys(queries), corpus)
+    keys = _text_keys(texts, (len(queries), len(corpus)))
+    populations: list[Population] = []
+    known: Pairs | None = None
+    for given, negatives in wanted:
+        search_options = Search(search) if isinstance(search, str) else search
+        miner = Miner(queries, corpus, positives, Rule(negatives, k, draw, seed), temperature, search=search_options)
+        known = miner.scorer.positives
+        warn_of_missing_positives(known, negatives)
+        populations.append(population_of(given, negatives, miner.joined(miner.mined())))
+    assert known is not None
+    sensitivity, confirmations = None, [0]
+    first = judge
+    if confirm is not None:
+        pairs = some_positives(known, num_known, seed)
+        sensitivity = Sensitivity.of(*found_among(judge, pairs, above), 1 - confidence)
+        first = confirmed(judge, confirm, above, lambda n: confirmations.__setitem__(0, confirmations[0] + n))
+    identities = _identities(queries, len(queries)), _identities(corpus, len(corpus))
+    design = Design(populations, level, confidence, seed, *keys, identities, sensitivity)
+    asking = Asking(design, above)
+    asking.ask(first, budget)
+    return judged_of(design, asking.grades, confidence, asking.spent, budget, confirmations[0])
+
+
+def check_promise(level: float, confidence: float) -> None:
+    """Raise unless the level is a share below 1 and the confidence is between a half and 1."""
+    check_range("judge", "level", level, 0.0, 1.0, open_high=True)
+    check_range("judge", "confidence", confidence, 0.5, 1.0, open_high=True)
+
+
+def some_positives(known: Pairs, number: int, seed: int) -> list[Pair]:
+    """Return some known positives, drawn with the seed.
+
+    Args:
+        known: Positives of each query.
+        number: Number of pairs; all if there are fewer.
+        seed: Seed of the draw.
+    """
+    query, rows = known.of(torch.arange(len(known), device=known.start.device))
+    query, rows = query.cpu(), rows.cpu()
+    order = uniform_of_pairs(~seed, query, rows[:, None])[:, 0].argsort()[:number]
+    return list(zip(query[order].tolist(), rows[order].tolist(), strict=True))
+
+
+def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[Rows | None, Rows | None]:
+    """Return the keys by which pairs of the same texts share an answer."""
+    for name, given, size in zip(("queries", "corpus"), texts, sizes, strict=True):
+        if given is not None and len(given) != size:
+            raise argument_error("judge", f"one text for each of the {size} {name}", "texts", f"{len(given)} texts")
+    return equal_texts(texts[0]), equal_texts(texts[1])
+
+
+def _identities(keys: Keys, size: int) -> Rows:
+    """Return the numbers from which random numbers are made: ids, and rows where there is no id."""
+    rows = np.arange(size, dtype=np.int64)
+    if keys.ids is None:
+        return rows
+    ids = keys.ids.cpu().numpy().astype(np.int64)
+    return np.where(ids >= 0, ids, rows)

@@ -1,0 +1,488 @@
+"""`hardneg judge`: mine the pairs of several rules, have some of them judged, and write what is known.
+
+``run`` is the entry point. It works in rounds in one folder (``folder.py``): each run continues where the last one
+stopped, with the answers that have been given since. A judge that is a program is asked at once; people get a sheet.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hardneg.core.errors import NoFile
+from hardneg.core.types import hash_text
+from hardneg.io.files import locked, output_folder, run_again, write_atomically, write_json
+from hardneg.io.outputs import check_output
+from hardneg.io.provenance import environment
+from hardneg.judging.asking import Asking, Grade, Pair, answers_of, found_among
+from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
+from hardneg.judging.entry import some_positives
+from hardneg.judging.folder import AnswerLog, check_state, load_populations, store_populations
+from hardneg.judging.judges import OfTexts, calibrated, digest_of_text, function_judge
+from hardneg.judging.llm import Estimate, LLMJudge, OverCap, read_prompt
+from hardneg.judging.options import FILE, MODEL, JudgeOptions
+from hardneg.judging.page import examples_of, judge_page
+from hardneg.judging.result import Judged, judged_of
+from hardneg.judging.rules import DEFAULT, population_of, read_rules
+from hardneg.judging.sheet import Row, Votes, read_answers, votes_of, write_sheet
+from hardneg.mining.checks import check_options
+from hardneg.mining.engines import Local
+from hardneg.mining.inputs import StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
+from hardneg.mining.judgements import read_grades
+from hardneg.mining.manifest import paths_read, stamps_of
+from hardneg.mining.options import MineOptions
+from hardneg.mining.pair_scores import pair_scorer
+from hardneg.mining.pairs import as_pairs
+from hardneg.mining.problem import Problem
+from hardneg.mining.table_values import key_of
+from hardneg.pages.render import write_page
+
+_may_change = ("device", "cache", "batch_size", "query_block", "memory", "out", "overwrite")
+"""Options of mining that do not change which pairs are judged."""
+
+_files = (
+    "state.json", "populations.npz", "answers.jsonl", "llm.jsonl", "prompt.txt", "judgements.tsv", "judge.json",
+    "judge.html", "sheet.csv", "sheet.html",
+)  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The outcome of a run, for the terminal.
+
+    Attributes:
+        result: Rates and choice so far.
+        folder: The folder of the judgement.
+        waiting: Pairs on the sheet that wait for an answer; 0 if judging has ended.
+        ignored: Answers for pairs that were not asked.
+        people: Names of the people who have answered.
+        kappa: Their agreement; NaN if no pair was answered by two.
+    """
+
+    result: Judged
+    folder: Path
+    waiting: int
+    ignored: int
+    people: list[str]
+    kappa: float
+
+
+def run(options: JudgeOptions, progress: StageProgress = quiet, say: Say = lambda line: None) -> Outcome:
+    """Judge pairs, continuing what the folder already contains.
+
+    Args:
+        options: Inputs, rules, judge and budget.
+        progress: Called at the start of each stage.
+        say: Called with lines to show, such as the estimate of what an LLM will use.
+
+    Returns:
+        Rates so far, and how many pairs wait for an answer of a person.
+
+    Raises:
+        ArgumentError: If options contradict each other or the data.
+        DataChanged: If an input or an option differs from that of the first run.
+        InUse: If another process works in the same folder.
+    """
+    folder = output_folder(options.mining.out)
+    if options.resume and not (folder / "state.json").exists():
+        raise NoFile("judge", "a judgement to resume", folder / "state.json")
+    mining = from_beir(options.mine_options())
+    check_options(mining)
+    _check_folder(folder, list(paths_read(mining).values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", "judge", fix=f"wait until it ends, or use another --out than {folder}"):
+        return Round(options, mining, folder, progress, say).run()
+
+
+def _check_folder(folder: Path, reads: list[Path]) -> None:
+    """Raise before the work if a file of the folder is an input, or if something else has written it."""
+    for name in _files:
+        known = (folder / "state.json").exists()
+        check_output("judge", folder / name, reads, overwrite=False, is_ours=lambda: known)  # noqa: B023
+
+
+@dataclass(eq=False)
+class Round:
+    """One run in the folder of a judgement.
+
+    Attributes:
+        options: Options of the command.
+        mining: Options of the mining.
+        folder: The folder.
+        progress: Called at the start of each stage.
+        say: Called with lines to show.
+    """
+
+    options: JudgeOptions
+    mining: MineOptions
+    folder: Path
+    progress: StageProgress
+    say: Say
+    records: list[dict[str, Any]] = field(default_factory=list)
+    ignored: int = 0
+
+    def run(self) -> Outcome:
+        """Read what there is, ask, and write what is known."""
+        self.records = self.log.read()
+        judge, name = self._judge()
+        self._check_state(name)
+        self._take_answers()
+        votes = votes_of(self._of_kind("person"), self._above_of_people())
+        if judge is not None:
+            self._calibrate(judge, votes)
+        sensitivity = self._sensitivity(judge, name)
+        design = Design(
+            self.populations,
+            self.options.false_negatives,
+            self.options.confidence,
+            self.mining.seed,
+            *self._keys(),
+            self._identities(),
+            sensitivity,
+        )
+        asking = Asking(design, self._above())
+        self._put_known(asking, votes)
+        pending = self._ask(asking, judge, name, votes) if judge is not None else asking.next(self.options.budget)
+        if judge is None and self.options.sheet:
+            pending = pending[: self.options.sheet]
+        confirmations = len(self._of_kind("person")) if self.options.confirm else 0
+        result = judged_of(
+            design, {q: g for q, g in asking.grades.items() if g is not None}, self.options.confidence, asking.spent,
+            self.options.budget, confirmations,
+        )  # fmt: skip
+        self._write(result, pending, votes)
+        return Outcome(result, self.folder, len(pending), self.ignored, votes.people(), votes.kappa())
+
+    @cached_property
+    def log(self) -> AnswerLog:
+        """The answers."""
+        return AnswerLog(self.folder / "answers.jsonl")
+
+    @cached_property
+    def rules(self) -> list[tuple[Any, Any]]:
+        """The rules with their distributions."""
+        return read_rules(list(self.options.rules) or DEFAULT)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Queries, documents and positives."""
+        return load_problem(self.mining)
+
+    @cached_property
+    def populations(self) -> list[Population]:
+        """The pairs of every rule: stored by an earlier run, or mined now."""
+        path = self.folder / "populations.npz"
+        found = load_populations(path)
+        if found is None:
+            embedded = embeddings(self.mining, self.problem, Local(), self.progress)
+            found, done = [], self.progress("mining", len(self.rules))
+            for given, negatives in self.rules:
+                miner = make_miner(self._with(given), self.problem, embedded)
+                found.append(population_of(repr(negatives), negatives, miner.joined(miner.mined())))
+                done(1)
+            store_populations(path, found)
+        return found
+
+    def _with(self, rule: str) -> MineOptions:
+        return replace(self.mining, negatives=rule)
+
+    @cached_property
+    def ids(self) -> tuple[list[str], list[str]]:
+        """Ids of queries and documents as texts."""
+        sides = self.problem.queries, self.problem.corpus
+        return tuple([str(key_of(one)) for one in side.ids] for side in sides)  # type: ignore[return-value]
+
+    @cached_property
+    def row_of(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Row of each id."""
+        return tuple({name: row for row, name in enumerate(names)} for names in self.ids)  # type: ignore[return-value]
+
+    def _texts(self, pair: Pair) -> tuple[str, str]:
+        """Return the texts of a pair, and ids where there are no texts."""
+        sides = self.problem.queries, self.problem.corpus
+        return tuple(  # type: ignore[return-value]
+            names[row] if side.texts is None else side.texts[row]
+            for side, names, row in zip(sides, self.ids, pair, strict=True)
+        )
+
+    def _ids(self, pair: Pair) -> tuple[str, str]:
+        return self.ids[0][pair[0]], self.ids[1][pair[1]]
+
+    def _keys(self) -> tuple[Rows | None, Rows | None]:
+        return equal_texts(self.problem.queries.texts), equal_texts(self.problem.corpus.texts)
+
+    def _identities(self) -> tuple[Rows, Rows]:
+        return tuple(np.array([hash_text(name) for name in names], dtype=np.int64) for names in self.ids)  # type: ignore[return-value]
+
+    def _of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def _keep(self, kind: str, pair: tuple[str, str], grade: Grade, by: str) -> None:
+        """Store an answer on the disk."""
+        record = {"kind": kind, "query": pair[0], "document": pair[1], "grade": grade, "by": by}
+        self.log.append(record)
+        self.records.append(record)
+
+    def _above(self) -> float:
+        """Return the grade above which a pair is a false negative; calibrated once for a CrossEncoder."""
+        known = self.options.threshold
+        if known is not None:
+            return known
+        stored = self._of_kind("threshold")
+        return float(stored[-1]["grade"]) if stored else 0.0
+
+    def _above_of_people(self) -> float:
+        """Return the grade of people above which a pair is a false negative; they confirm with yes and no."""
+        return (self.options.above or 0.0) if self.options.judge == FILE else 0.0
+
+    def _judge(self) -> tuple[OfTexts | None, str]:
+        """Return the judge, None for people, and what identifies it."""
+        kind = self.options.judge
+        if kind == FILE:
+            return None, FILE
+        if kind == "llm":
+            prompt = read_prompt(self.options.asking.prompt)
+            if self.options.asking.prompt is None:
+                write_atomically(self.folder / "prompt.txt", lambda file: file.write(prompt.encode()), run_again)
+            self._llm = LLMJudge(self.options.asking, prompt, AnswerLog(self.folder / "llm.jsonl"))
+            return self._llm, f"llm:{self.options.asking.llm} {digest_of_text(prompt)}"
+        if kind.startswith(MODEL):
+            score = pair_scorer(kind.removeprefix(MODEL), self.mining.batch_size, self.mining.device)
+            return lambda pairs: [float(one) for one in np.asarray(score(pairs)).reshape(-1)], kind
+        return function_judge(kind)
+
+    def _check_state(self, judge: str) -> None:
+        """Raise if the inputs, the rules or the judge differ from those of the first run."""
+        settings = {name: value for name, value in asdict(self.mining).items() if name not in _may_change}
+        promise = {"false_negatives": self.options.false_negatives, "confidence": self.options.confidence}
+        wanted = {
+            "inputs": stamps_of(self.mining),
+            "rules": [repr(negatives) for _, negatives in self.rules],
+            "options": {
+                **{name: value for name, value in settings.items() if name not in paths_read(self.mining)},
+                **promise,
+                "judge": judge,
+                "above": self.options.threshold,
+                "confirm": self.options.confirm,
+            },
+        }
+        check_state(self.folder, wanted, begun=bool(self.records))
+
+    def _take_answers(self) -> None:
+        """Store new answers of people: from sheet.csv, the folder ``answers`` and --answers."""
+        places = [self.folder / "sheet.csv", *sorted((self.folder / "answers").glob("*.[ct]sv"))]
+        files = [path for path in places if path.is_file()] + [Path(path) for path in self.options.answers]
+        new = Votes(self._above_of_people())
+        for path in files:
+            read_answers(path, new)
+        before = votes_of(self._of_kind("person"), new.above)
+        is_asked = self._is_asked()
+        for ids, people in new.of.items():
+            for person, grade in people.items():
+                if not is_asked(ids):
+                    self.ignored += 1
+                elif before.of.get(ids, {}).get(person, math.nan) != grade:
+                    self._keep("person", ids, grade, person)
+
+    def _is_asked(self) -> Callable[[tuple[str, str]], bool]:
+        """Return a function that says whether a pair belongs to the rules."""
+        asked = {
+            self._ids(pair)
+            for one in self.populations
+            for pair in zip(one.query.tolist(), one.document.tolist(), strict=True)
+        }
+        return asked.__contains__
+
+    @cached_property
+    def _earlier(self) -> set[Pair]:
+        """Pairs that the given judgements call irrelevant: answers that cost nothing."""
+        path = self.mining.judgements
+        graded = [] if path is None else read_grades(path, "judge")
+        rows = {self._row({"query": query, "document": document}) for grade, query, document in graded if grade <= 0}
+        return {pair for pair in rows if min(pair) >= 0}
+
+    def _put_known(self, asking: Asking, votes: Votes) -> None:
+        """Put in the answers that are there: earlier judgements, those of the judge, and those of people."""
+        for pair in self._earlier:
+            if (question := asking.number_of.get(pair)) is not None:
+                asking.put(question, None, False, free=True)
+        if self.options.judge == FILE:
+            for ids in votes.of:
+                self._put_votes(asking, ids, votes)
+            return
+        for record in self._of_kind("judge"):
+            question = asking.number_of.get(self._row(record))
+            if question is not None:
+                asking.put(question, record["grade"])
+                if self._is_flagged(record, asking.above):
+                    self._put_votes(asking, (record["query"], record["document"]), votes)
+
+    def _put_votes(self, asking: Asking, ids: tuple[str, str], votes: Votes) -> None:
+        """Put in the answers of people to a pair; none yet means unknown."""
+        question = asking.number_of.get(self._row({"query": ids[0], "document": ids[1]}))
+        if question is not None:
+            grade = votes.grade(ids)
+            asking.put(question, grade)
+            if grade is not None:
+                asking.put(question, grade, grade > votes.above)
+
+    def _is_flagged(self, record: Mapping[str, Any], above: float) -> bool:
+        """Whether a person has to confirm an answer of the judge."""
+        return self.options.confirm and record["grade"] is not None and record["grade"] > above
+
+    def _row(self, record: Mapping[str, Any]) -> Pair:
+        """Return the rows of a stored pair; (-1, -1) if its ids are no longer in the data."""
+        return self.row_of[0].get(record["query"], -1), self.row_of[1].get(record["document"], -1)
+
+    def _ask(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> list[Pair]:
+        """Ask a judge that is a program; return the pairs whose flags a person has yet to confirm."""
+        # While asking, a flagged pair counts as a true negative: what is asked next is what is needed if people reject
+        # the flags. Afterwards it is unknown until they have answered, and bounded both ways.
+        for pair in self._to_confirm(asking, votes):
+            asking.put(asking.number_of[pair], None, False)
+        first = asking.next(self.options.budget)
+        if isinstance(judge, LLMJudge):
+            self._check_cost(judge, first, self.options.budget - asking.spent)
+        if first and not self.options.confirm:
+            self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
+
+        def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
+            for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
+                self._keep("judge", self._ids(pair), grade, name)
+                yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
+
+        try:
+            asking.ask(of_pairs, self.options.budget, self.progress("judging", self.options.budget - asking.spent))
+        except OverCap as error:  # what is known is still written
+            self.say(str(error))
+        pending = self._to_confirm(asking, votes)
+        for pair in pending:
+            asking.put(asking.number_of[pair], None)
+        return pending
+
+    def _to_confirm(self, asking: Asking, votes: Votes) -> list[Pair]:
+        """Return the pairs whose flags a person has yet to confirm."""
+        flagged = (
+            self._row(record)
+            for record in self._of_kind("judge")
+            if self._is_flagged(record, asking.above) and (record["query"], record["document"]) not in votes.of
+        )
+        return [pair for pair in flagged if pair in asking.number_of]
+
+    def _check_cost(self, judge: LLMJudge, first: list[Pair], requests: int) -> None:
+        """Say what an LLM is expected to use, and raise if that exceeds a cap."""
+        if not first:
+            return
+        estimate: Estimate = judge.estimate([self._texts(pair) for pair in first], requests)
+        cost = (
+            f", a cost of about {estimate.cost:.3g}"
+            if self.options.asking.price_in or self.options.asking.price_out
+            else ""
+        )
+        self.say(
+            f"At most {requests:,} judgements of {self.options.asking.llm}: about {estimate.tokens_in:,} tokens of "
+            f"input and {estimate.tokens_out:,} of output{cost}."
+        )
+        judge.check_cap(estimate)
+
+    def _calibrate(self, judge: OfTexts, votes: Votes) -> None:
+        """Find the threshold of a CrossEncoder from answers of people and some known positives, once."""
+        if self.options.threshold is not None or self._of_kind("threshold"):
+            return
+        pairs = [
+            (self._row({"query": query, "document": document}), votes.grade((query, document)))
+            for query, document in votes.of
+        ]
+        known = [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
+        known += [(pair, True) for pair in self._positives()]
+        scores = [float(one) for one in judge([self._texts(pair) for pair, _ in known])]
+        above = calibrated(scores, [relevant for _, relevant in known])
+        self._keep("threshold", ("", ""), above, self.options.judge)
+        self.say(f"Scores above {above:.4g} count as false negatives, from {len(known)} pairs with known answers.")
+
+    def _positives(self) -> list[Pair]:
+        """Return some known positives."""
+        lists = self.problem.positives
+        query = torch.tensor([number for number, own in enumerate(lists) for _ in own])
+        rows = torch.tensor([row for own in lists for row in own])
+        return some_positives(as_pairs(query, rows, len(lists)), self.options.num_known, self.mining.seed)
+
+    def _sensitivity(self, judge: OfTexts | None, name: str) -> Sensitivity | None:
+        """Return the sensitivity of a judge whose flags people confirm, measured on known positives once."""
+        if not self.options.confirm:
+            return None
+        assert judge is not None
+        known = {self._row(record): record["grade"] for record in self._of_kind("known")}
+        open_pairs = [pair for pair in self._positives() if pair not in known]
+
+        def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
+            for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
+                self._keep("known", self._ids(pair), grade, name)
+                yield grade
+
+        above = self._above()
+        new = found_among(of_pairs, open_pairs, above)
+        earlier = sum(grade is not None and grade > above for grade in known.values()), len(known)
+        return Sensitivity.of(earlier[0] + new[0], earlier[1] + new[1], 1 - self.options.confidence)
+
+    def _write(self, result: Judged, pending: list[Pair], votes: Votes) -> None:
+        """Write the judgements, the figures, the page, and the sheet of what is open."""
+        judgements = self._judgements(result)
+        write_atomically(self.folder / "judgements.tsv", lambda file: file.write(judgements.encode()), run_again)
+        write_json(
+            self.folder / "judge.json",
+            {**result.to_dict(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
+            run_again,
+        )
+        examples = examples_of(result, self.populations, self._texts)
+        write_page(self.folder / "judge.html", judge_page(result, examples), "judge", overwrite=True)
+        rows = [Row(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
+        if self.options.judge == FILE or self.options.confirm:
+            write_sheet(self.folder, rows, "Pairs to judge")
+
+    def _example(self, pair: Pair) -> str:
+        """Return the text of a known positive of the query, as an example on the sheet."""
+        own = self.problem.positives[pair[0]]
+        return self._texts((pair[0], own[0]))[1] if own else ""
+
+    def _judgements(self, result: Judged) -> str:
+        """Return known positives and judged pairs as a table that mine, audit and training read."""
+        text = io.StringIO()
+        writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+        writer.writerow(["query-id", "corpus-id", "score", "grade", "probability", "source"])
+        for query, own in enumerate(self.problem.positives):
+            for row in own:
+                writer.writerow([*self._ids((query, row)), 1, "", "", "known"])
+        for pair in sorted(self._earlier):
+            writer.writerow([*self._ids(pair), 0, "", "", "known"])
+        for one in result.pairs:
+            if one.false_negative is not None and (one.query, one.document) not in self._earlier:
+                for pair in self._same_texts((one.query, one.document)):
+                    score, grade = int(one.false_negative), "" if one.grade is None else f"{one.grade:g}"
+                    writer.writerow([*self._ids(pair), score, grade, f"{one.probability:.6g}", "judged"])
+        return text.getvalue()
+
+    def _same_texts(self, pair: Pair) -> list[Pair]:
+        """Return the pairs that share the answer of a pair: queries of the same text with the same document."""
+        return [(query, pair[1]) for query in self._queries_like[pair[0]]]
+
+    @cached_property
+    def _queries_like(self) -> dict[int, list[int]]:
+        keys = equal_texts(self.problem.queries.texts)
+        if keys is None:
+            return {row: [row] for row in range(len(self.problem.queries))}
+        groups: dict[int, list[int]] = {}
+        for row, key in enumerate(keys.tolist()):
+            groups.setdefault(key, []).append(row)
+        return {row: groups[key] for row, key in enumerate(keys.tolist())}

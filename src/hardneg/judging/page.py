@@ -1,0 +1,143 @@
+"""The page of a judgement: rates with bounds on the hardness-falseness plane, examples, and what would decide more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from hardneg.judging.asking import Pair
+from hardneg.judging.design import Population
+from hardneg.judging.result import Judged, percent
+from hardneg.judging.statistics import most_allowed, upper_bound
+from hardneg.pages.charts.axes import Axis, grid, padded, shown, svg
+from hardneg.pages.charts.scatter import RootAxis
+from hardneg.pages.render import csv_link, render
+
+_examples = 4
+COLUMNS = ("similarity", "pairs", "judged", "false negatives", "rate", "bounds", "certified", "more judgements needed")
+
+
+class Example(NamedTuple):
+    """A false negative that was found.
+
+    Attributes:
+        query: Text of the query.
+        document: Text of the document.
+    """
+
+    query: str
+    document: str
+
+
+def examples_of(
+    result: Judged, populations: Sequence[Population], texts: Callable[[Pair], tuple[str, str]]
+) -> dict[str, list[Example]]:
+    """Return some false negatives of each rule, by its expression."""
+    false = [(pair.query, pair.document) for pair in result.pairs if pair.false_negative]
+    found = {}
+    for one in populations:
+        held = set(zip(one.query.tolist(), one.document.tolist(), strict=True))
+        found[one.name] = [Example(*texts(pair)) for pair in false if pair in held][:_examples]
+    return found
+
+
+def judge_page(result: Judged, examples: dict[str, list[Example]]) -> str:
+    """Return the page as HTML.
+
+    Args:
+        result: The rates so far.
+        examples: False negatives of each rule, by its expression.
+    """
+    rows = [(number, result.names[rule], _cells(result, rule)) for number, rule in enumerate(result.rates, 1)]
+    lead, *rest = result.sentences()
+    return render(
+        "judge.html",
+        title="How false are the negatives?",
+        result=result,
+        lead=lead,
+        sentences=rest,
+        chart=_chart(result),
+        columns=COLUMNS,
+        rows=rows,
+        csv=csv_link(["rule", *COLUMNS], ([name, *cells] for _, name, cells in rows)),
+        curve=_curve(result),
+        examples=[(name, pairs) for name, pairs in examples.items() if pairs],
+        percent=percent,
+    )
+
+
+def _cells(result: Judged, rule: object) -> list[str]:
+    """Return the figures of a rule as text."""
+    state, (rate, low, high) = result.states[rule], result.rates[rule]
+    return [
+        f"{result.similarity[rule]:.3f}",
+        f"{state.size:,}",
+        f"{state.judged:,}",
+        f"{state.false:,}",
+        percent(rate),
+        "exact" if state.exact else f"{percent(low)} to {percent(high)}",
+        "yes" if state.certified else "no",
+        "0" if state.certified else "not expected" if state.needed is None else f"about {state.needed:,}",
+    ]
+
+
+def _chart(result: Judged) -> tuple[Markup, Markup]:
+    """Return the chart for wide screens and the one for phones."""
+    return tuple(  # type: ignore[return-value]
+        _plane(result, width, height, kind) for width, height, kind in ((1080, 460, "wide-chart"), (360, 340, "narrow"))
+    )
+
+
+def _plane(result: Judged, width: int, height: int, kind: str) -> Markup:
+    """Draw each rule by its similarity and its rate, with its bounds, and the level as a line."""
+    x = Axis(
+        *padded(list(result.similarity.values()) if len(result.rates) > 1 else [0.0, *result.similarity.values()]),
+        52.0,
+        width - 22.0,
+    )
+    y = RootAxis(0.0, 1.05 * max(result.level, *(high for _, _, high in result.rates.values())), height - 38.0, 26.0)
+    units = "false negatives (lower is better)", "similarity of the negatives (harder to the right)"
+    most = (7 if width > 500 else 4, 6)
+    body = [grid(x, y, *units, lambda v: f"{v:.4g}", lambda v: f"{100 * v:.4g} %", most=most)]
+    at = y(result.level)
+    body.append(
+        f'<line class="random" x1="{x.start}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        f'<text x="{x.end}" y="{at - 5:.1f}" text-anchor="end">level {100 * result.level:g} %</text>'
+    )
+    for number, (rule, (rate, low, high)) in enumerate(result.rates.items(), 1):
+        place, colour = x(result.similarity[rule]), 7 if rule == result.chosen else 0
+        middle = y(high if math.isnan(rate) else rate)
+        words = f"{result.names[rule]}: {percent(rate)}, {percent(low)} to {percent(high)}"
+        front = " front" if result.states[rule].certified else ""
+        body.append(
+            f'<g class="c{colour}{front}"><title>{shown(words)}</title>'
+            f'<line class="interval" x1="{place:.1f}" x2="{place:.1f}" y1="{y(low):.1f}" y2="{y(high):.1f}"/>'
+            f'<circle class="spot" cx="{place:.1f}" cy="{middle:.1f}" r="8"/>'
+            f'<text class="number" x="{place:.1f}" y="{middle + 3.7:.1f}" text-anchor="middle">{number}</text></g>'
+        )
+    label = "Similarity of the negatives against the share that is false, with bounds."
+    return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
+
+
+def _curve(result: Judged) -> tuple[str, list[tuple[str, str]]] | None:
+    """Return the next rule to decide and the upper bound that further judgements would give at its estimated rate."""
+    rule = next((rule for rule, state in result.states.items() if not state.certified and not state.exact), None)
+    if rule is None or math.isnan(result.rates[rule][0]):
+        return None
+    state, error = result.states[rule], 1 - result.confidence
+    rate, share = (state.false + state.unknown) / max(state.judged, 1), result.rates[rule][2]
+    low = 1.0 if result.sensitivity is None else result.sensitivity[2]
+    error = error if result.sensitivity is None else 0.75 * error
+    rows = [("0", percent(share))]
+    for more in (50, 100, 200, 500, 1000, 2000):
+        number = min(state.judged + more, state.size)
+        answers = [int((i + 1) * rate) - int(i * rate) for i in range(number)]
+        if low > 0 and number > state.judged:
+            bound = upper_bound(state.size, answers, error) / state.size / low
+            rows.append((f"{number - state.judged:,}", percent(min(bound, 1.0))))
+        if number == state.size or most_allowed(state.size, result.level) >= state.size:
+            break
+    return result.names[rule], rows
