@@ -44,7 +44,7 @@ def api() -> str:
         rooms[home.split(".")[1]].append(
             f"::: {home}.{name}\n    options:\n      heading: hn.{name}\n      toc_label: {name}\n"
         )
-    order = ("core", "negatives", "losses", "search", "state", "batching", "mining", "auditing", "training")
+    order = ("core", "negatives", "losses", "search", "state", "batching", "theory", "mining", "auditing", "training")
     assert set(rooms) <= set(order), f"add {set(rooms) - set(order)} to the order of the rooms"
     sections = [f"## {room}\n\n" + "\n".join(rooms[room]) for room in order if room in rooms]
     whole = [f"## {name}\n\n::: hardneg.{name}\n" for name in ("papers", "testing")]
