@@ -69,6 +69,8 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg.search.draws import draw as draw
     from hardneg.state.pools import Bank as Bank
     from hardneg.state.pools import Queue as Queue
+    from hardneg.theory.gradients import global_loss as global_loss
+    from hardneg.theory.gradients import gradient_error as gradient_error
     from hardneg.theory.information import mutual_information as mutual_information
     from hardneg.training.export import load_encoder as load_encoder
 

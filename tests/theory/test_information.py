@@ -1,4 +1,4 @@
-"""The bounds of Ring (Wu et al. 2021) against loops over its formulas, exact sums over a small table, and appendix A.1."""
+"""The bounds of Ring (Wu et al. 2021) against loops over its formulas, exact sums over a small table, appendix A.1."""
 
 import itertools
 import math

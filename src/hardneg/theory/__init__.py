@@ -1,11 +1,14 @@
 """What the papers prove or measure, as functions: bounds, limits and exact versions of what training estimates.
 
-One file per topic: ``information`` (the bounds on mutual information of Ring), ``gradients`` (the exact loss over a data
-set, and how far a method's gradient is from its gradient), ``chains`` (the bounds of EMC2), ``worst_case`` (the limits
-of HCL), ``class_prior`` (estimates of tau_plus) and ``walks`` (the two propositions of ProSampler). A function checks
-the assumptions of its theorem and returns whether they hold, or raises where no value is defined without them.
+One file per topic: ``information`` (the bounds on mutual information of Ring), ``gradients`` (the exact loss over a
+data set, and how far a method's gradient is from its gradient), ``chains`` (the bounds of EMC2), ``worst_case`` (the
+limits of HCL), ``class_prior`` (estimates of tau_plus) and ``walks`` (the two propositions of ProSampler). A function
+checks the assumptions of its theorem and reports whether they hold, or raises where no value is defined without them.
 """
 
+from hardneg.theory.gradients import GradientError as GradientError
+from hardneg.theory.gradients import global_loss as global_loss
+from hardneg.theory.gradients import gradient_error as gradient_error
 from hardneg.theory.information import MutualInformation as MutualInformation
 from hardneg.theory.information import mutual_information as mutual_information
 from hardneg.theory.information import theorem_3_1_premise as theorem_3_1_premise
