@@ -2,12 +2,12 @@
 
     python experiments/gradient_error.py --out runs/gradient_error
 
-500 of scikit-learn's digits with two fixed augmentations, embedded by a small network that was trained for some steps on
-the loss over all pairs. The embeddings stay fixed: hn.gradient_error measures each method's mean gradient over many
+200 of scikit-learn's digits with two fixed augmentations, embedded by a small network that was trained for some steps
+on the loss over all pairs. The embeddings stay fixed: hn.gradient_error measures each method's mean gradient over many
 batches against the exact one of hn.global_loss. Leaves in --out: results.json.
 
 MoCo is measured against the cross-view loss: its queries are z1, its keys z2 have no gradient. All other methods are
-measured against the two-view loss with the positive in the denominator; among 998 negatives that changes little.
+measured against the two-view loss with the positive in the denominator; among 398 negatives that changes little.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Options:
     out: str = "runs/gradient_error"
     seeds: int = 5
     batch_sizes: str = "4,16,64"
-    num_batches: int = 1500  # at a batch size of 4; fewer for larger ones, at least a third
-    items: int = 500
+    num_batches: int = 4000  # at a batch size of 4; fewer for larger ones, at least a third
+    items: int = 200
     dim: int = 32
     temperature: float = 0.2
+    warm_up: int = 20  # passes over the items before the measurement, for chains, normalisers and the queue
     pretraining: int = 100  # steps of Adam on the loss over all pairs
     gamma: float = 0.05  # SogCLR
     refresh: float = 0.1  # share of the negative cache encoded afresh in each step
@@ -103,7 +104,6 @@ def methods(options: Options, seed: int) -> dict[str, Callable[[], tuple[Callabl
 
 
 def measure(options: Options, name: str, batch_size: int, seed: int, vectors: Tensor) -> GradientError:
-    """Measure one method; four passes over the items come first, for chains, normalisers and the queue."""
     loss, extra = methods(options, seed)[name]()
     return hn.gradient_error(
         loss,
@@ -111,7 +111,7 @@ def measure(options: Options, name: str, batch_size: int, seed: int, vectors: Te
         batch_size=batch_size,
         temperature=options.temperature,
         num_batches=max(options.num_batches // 3, options.num_batches * 4 // batch_size),
-        warm_up=4 * math.ceil(options.items / batch_size),
+        warm_up=options.warm_up * math.ceil(options.items / batch_size),
         seed=seed,
         **extra,
     )

@@ -8,7 +8,7 @@ instrument behind Fig. 7 of Yau et al. 2024).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Annotated, Any
@@ -121,11 +121,12 @@ def gradient_error(
             in training, so pass a new one.
         z1: First view of all n items, [n, d].
         z2: Second view, [n, d].
-        batch_size: Number of items per batch, drawn uniformly without replacement.
+        batch_size: Number of items per batch. Batches are those of shuffled passes over the items, as in training.
         temperature: Temperature of the global loss.
         views: Views of the global loss, see ``global_loss``.
         positives_in_denominator: Denominator of the global loss, see ``global_loss``.
-        num_batches: Number of batches, at least 2.
+        num_batches: Number of batches, at least 2. Check that ``variance / num_batches`` is small: it is the noise that
+            remains in the mean of independent batches.
         warm_up: Number of batches before the measurement, for chains, queues and normalisers. Default: one pass over
             the items.
         pool: A queue or bank that is passed as ``pool`` and to which z2 is pushed after each batch (MoCo).
@@ -160,13 +161,21 @@ def gradient_error(
     options = {"positives_in_denominator": positives_in_denominator}
     exact = torch.autograd.grad(global_loss(unit[0], unit[1], temperature, views, **options), table)[0]
     measured = _Measured(exact, num_batches)
-    generator = torch.Generator().manual_seed(seed)
+    batches = _shuffled(number, batch_size, seed)
     for index in range(-warm_up, num_batches):
-        ids = torch.randperm(number, generator=generator)[:batch_size].to(z1.device)
+        ids = next(batches).to(z1.device)
         gradient = _batch_gradient(loss, table, ids, pool, encode)
         if index >= 0:
             measured.add(index, gradient)
     return measured.summary(batch_size)
+
+
+def _shuffled(number: int, batch_size: int, seed: int) -> Iterator[Annotated[Tensor, "b"]]:
+    """Yield the items of each batch, pass after pass; the last, smaller batch of a pass is dropped."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(number, generator=generator)
+        yield from order[: number // batch_size * batch_size].split(batch_size)
 
 
 def _batch_gradient(
