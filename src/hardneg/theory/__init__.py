@@ -6,6 +6,9 @@ limits of HCL), ``class_prior`` (estimates of tau_plus) and ``walks`` (the two p
 checks the assumptions of its theorem and reports whether they hold, or raises where no value is defined without them.
 """
 
+from hardneg.theory.chains import EMC2Bounds as EMC2Bounds
+from hardneg.theory.chains import contraction as contraction
+from hardneg.theory.chains import transition_matrix as transition_matrix
 from hardneg.theory.gradients import GradientError as GradientError
 from hardneg.theory.gradients import global_loss as global_loss
 from hardneg.theory.gradients import gradient_error as gradient_error
@@ -13,3 +16,6 @@ from hardneg.theory.information import MutualInformation as MutualInformation
 from hardneg.theory.information import mutual_information as mutual_information
 from hardneg.theory.information import theorem_3_1_premise as theorem_3_1_premise
 from hardneg.theory.information import variance_over_draws as variance_over_draws
+from hardneg.theory.walks import Escape as Escape
+from hardneg.theory.walks import closest_neighbour_probability as closest_neighbour_probability
+from hardneg.theory.walks import escape as escape
