@@ -43,11 +43,11 @@ class Options:
     out: str = "runs/gradient_error"
     seeds: int = 5
     batch_sizes: str = "4,16,64"
-    num_batches: int = 4000  # at a batch size of 4; fewer for larger ones, at least a third
+    num_batches: int = 1600  # at a batch size of 4; fewer for larger ones, at least a third
     items: int = 200
     dim: int = 32
     temperature: float = 0.2
-    warm_up: int = 20  # passes over the items before the measurement, for chains, normalisers and the queue
+    warm_up: int = 10  # passes over the items before the measurement, for chains, normalisers and the queue
     pretraining: int = 100  # steps of Adam on the loss over all pairs
     gamma: float = 0.05  # SogCLR
     refresh: float = 0.1  # share of the negative cache encoded afresh in each step
@@ -143,12 +143,21 @@ def parse() -> Options:
     return Options(**vars(parser.parse_args()))
 
 
+def write(path: Path, options: Options, results: dict[str, Any], runs: dict[str, Any]) -> None:
+    record: dict[str, Any] = {"options": asdict(options), "results": results, "runs": runs}
+    record |= {"cpu_seconds": time.process_time(), "commit": commit(), "torch": torch.__version__}
+    record |= {"machine": platform.processor() or platform.machine(), "hardneg": hn.__version__}
+    path.write_text(json.dumps(record, indent=1))
+
+
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    start, results, runs = time.perf_counter(), {}, {}
+    start = time.perf_counter()
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {}
     vectors = [embeddings(options, seed) for seed in range(options.seeds)]
     for name in [name for name in methods(options, 0) if not options.only or name in options.only.split(";")]:
         results[name], runs[name] = {}, {}
@@ -158,10 +167,7 @@ def main() -> None:
             results[name][size] = summarise(measured)
             cosine = results[name][size]["cosine"]
             print(f"{name}, batch {size}: {cosine:.3f} ({time.perf_counter() - start:.0f} s)", flush=True)
-    record: dict[str, Any] = {"options": asdict(options), "results": results, "runs": runs}
-    record |= {"cpu_seconds": time.process_time(), "commit": commit(), "torch": torch.__version__}
-    record |= {"machine": platform.processor() or platform.machine(), "hardneg": hn.__version__}
-    (out / "results.json").write_text(json.dumps(record, indent=1))
+        write(out / "results.json", options, results, runs)  # after each method: the whole takes an hour
     show(results)
     print(f"Wrote {out}/results.json.")
 

@@ -9,6 +9,10 @@ checks the assumptions of its theorem and reports whether they hold, or raises w
 from hardneg.theory.chains import EMC2Bounds as EMC2Bounds
 from hardneg.theory.chains import contraction as contraction
 from hardneg.theory.chains import transition_matrix as transition_matrix
+from hardneg.theory.class_prior import ClassPrior as ClassPrior
+from hardneg.theory.class_prior import tau_plus_of_classes as tau_plus_of_classes
+from hardneg.theory.class_prior import tau_plus_of_labels as tau_plus_of_labels
+from hardneg.theory.class_prior import tau_plus_of_pairs as tau_plus_of_pairs
 from hardneg.theory.gradients import GradientError as GradientError
 from hardneg.theory.gradients import global_loss as global_loss
 from hardneg.theory.gradients import gradient_error as gradient_error
@@ -19,3 +23,10 @@ from hardneg.theory.information import variance_over_draws as variance_over_draw
 from hardneg.theory.walks import Escape as Escape
 from hardneg.theory.walks import closest_neighbour_probability as closest_neighbour_probability
 from hardneg.theory.walks import escape as escape
+from hardneg.theory.worst_case import Packing as Packing
+from hardneg.theory.worst_case import PositiveVariance as PositiveVariance
+from hardneg.theory.worst_case import ball_packing as ball_packing
+from hardneg.theory.worst_case import nearest_neighbour_risk as nearest_neighbour_risk
+from hardneg.theory.worst_case import positive_variance as positive_variance
+from hardneg.theory.worst_case import tilt_gap_bound as tilt_gap_bound
+from hardneg.theory.worst_case import worst_case_loss as worst_case_loss

@@ -158,8 +158,8 @@ def gradient_error(
 
     table = torch.stack([z1, z2]).detach().requires_grad_()
     unit = normalize(table, dim=-1)
-    options = {"positives_in_denominator": positives_in_denominator}
-    exact = torch.autograd.grad(global_loss(unit[0], unit[1], temperature, views, **options), table)[0]
+    whole = global_loss(unit[0], unit[1], temperature, views, positives_in_denominator=positives_in_denominator)
+    exact = torch.autograd.grad(whole, table)[0]
     measured = _Measured(exact, num_batches)
     batches = _shuffled(number, batch_size, seed)
     for index in range(-warm_up, num_batches):
@@ -175,7 +175,7 @@ def _shuffled(number: int, batch_size: int, seed: int) -> Iterator[Annotated[Ten
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(number, generator=generator)
-        yield from order[: number // batch_size * batch_size].split(batch_size)
+        yield from order[: number // batch_size * batch_size].view(-1, batch_size)
 
 
 def _batch_gradient(
