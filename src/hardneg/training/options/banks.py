@@ -114,6 +114,13 @@ class LocalAggregationOptions(BankOptions):
         low=0,
     )
 
+    pooling: str = option(
+        "sum",
+        "How close and background neighbours are pooled: sum (the authors), or mean (divided by their numbers).",
+        NEGATIVES,
+        among=("sum", "mean"),
+    )
+
     recipe: ClassVar[str] = "local-aggregation"
 
     def check(self) -> None:
