@@ -5,7 +5,8 @@
 
 Reading order: ``options`` and ``rules`` (the request), ``prepare`` and ``audited_pairs`` (checked input),
 ``sampling`` and ``measure`` (the figures), ``suggest`` (the grid search), ``result`` (the figures as data),
-``terminal`` and ``page`` (the figures as text). Mined files have ``lists``, ``findings`` and ``mined``.
+``terminal`` and ``page`` (the figures as text). ``batches`` measures planned batches; mined files have ``lists``,
+``findings`` and ``mined``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hardneg.auditing.batches import audit_batches
     from hardneg.auditing.entry import audit
     from hardneg.auditing.result import Audit
 
-__all__ = ["Audit", "audit"]
-_home_of = {"Audit": "result", "audit": "entry"}
+__all__ = ["Audit", "audit", "audit_batches"]
+_home_of = {"Audit": "result", "audit": "entry", "audit_batches": "batches"}
 
 
 def __getattr__(name: str) -> Any:
