@@ -30,6 +30,11 @@ def test_the_interval_of_labels_covers(shares):
     assert sum(estimates) / 600 == pytest.approx(true, abs=0.004)  # unbiased
 
 
+def test_a_balanced_sample_keeps_its_own_value_in_the_interval():
+    found = tau_plus_of_labels(torch.arange(500) % 10)
+    assert found.tau_plus < 0.1 <= found.high
+
+
 def test_a_higher_confidence_is_wider():
     labels = torch.arange(50) % 7 // 2
     narrow, wide = (tau_plus_of_labels(labels, confidence=level) for level in (0.5, 0.99))

@@ -33,7 +33,7 @@ def tau_plus_of_labels(labels: Given, *, confidence: float = 0.95) -> ClassPrior
     """Estimate tau_plus from a random sample of labels: the probability that two items have the same one.
 
     The estimate, sum n_c (n_c - 1) / (n (n - 1)), is unbiased. The interval is normal, with the variance of this
-    U-statistic; with classes of nearly equal size it is narrow.
+    U-statistic; its upper end is at least 1 / number of classes, the smallest possible value.
 
     Args:
         labels: Labels of n items drawn at random from the data, [n]. With weighted sampling pass the weighted sample.
@@ -60,7 +60,8 @@ def tau_plus_of_labels(labels: Given, *, confidence: float = 0.95) -> ClassPrior
     second, third = float(share.square().sum()), float((share**3).sum())
     variance = (4 * (n - 2) * max(0.0, third - second**2) + 2 * (second - second**2)) / (n * (n - 1))
     half = _quantile(confidence) * math.sqrt(variance)
-    return ClassPrior(estimate, max(0.0, estimate - half), min(1.0, estimate + half))
+    high = max(estimate + half, 1.0 / len(counts))  # no law of these classes has less
+    return ClassPrior(estimate, max(0.0, estimate - half), min(1.0, high))
 
 
 def tau_plus_of_pairs(
