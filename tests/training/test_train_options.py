@@ -38,7 +38,7 @@ OTHER: dict[str, Any] = {
     "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2, "validation_share": 0.3,
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
     "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
-    "loss": "softmax", "num_draws": 3, "cluster_runs": 2, "cluster_every": 2, "warmup": 2, "cache": 5,
+    "loss": "softmax", "num_draws": 3, "pooling": "mean", "cluster_runs": 2, "cluster_every": 2, "warmup": 2, "cache": 5,
     "cache_refresh": 0.4, "four_losses": True,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""

@@ -36,7 +36,7 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import Augmentation
-from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives
+from hardneg.training.checks import check_batch, check_sources, check_words, try_negatives, with_estimate
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.data_record import data_record, encoder_record
@@ -111,7 +111,8 @@ def train(
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
         found = splits(options)
-        seen = data_record(found, options.evaluate_with)
+        options, estimates = with_estimate(options, found.train)
+        seen = {**data_record(found, options.evaluate_with), **estimates}
         if accelerator.is_main_process and not allow_other_data:
             run.check_data(seen)
         finished = run.result()
