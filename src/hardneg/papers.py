@@ -386,7 +386,8 @@ def local_aggregation(
         temperature: Divides the similarities.
         num_background: Number of closest entries in the background.
         background: Another distribution for the background.
-        pooling: ``"sum"`` (the authors' code), or ``"mean"``: both sums divided by their sizes (eq. 5 of Ring).
+        pooling: ``"sum"`` (the authors' code), or ``"mean"``: both sums divided by their sizes (eq. 5 of Ring),
+            which adds a constant to the loss of each anchor.
     """
     around = Rank(0, num_background) if background is None else background
 

@@ -116,7 +116,8 @@ class LocalAggregationOptions(BankOptions):
 
     pooling: str = option(
         "sum",
-        "How close and background neighbours are pooled: sum (the authors), or mean (divided by their numbers).",
+        "Pooling of close and background neighbours: sum (the authors), or mean (each divided by its number of "
+        "neighbours), which changes the loss and not its gradient.",
         NEGATIVES,
         among=("sum", "mean"),
     )
