@@ -68,22 +68,25 @@ def audit_batches(
         True
     """
     vectors = _prepared(vectors, normalize)
-    tags = [
-        _told_apart(name, tag, len(vectors))
-        for name, tag in (("labels", labels), ("groups", groups))
-        if tag is not None
-    ]
+    given = (("labels", labels), ("groups", groups))
+    tags = [_with_unknown_apart(name, tag, len(vectors)) for name, tag in given if tag is not None]
     if positives is not None and positives.shape != vectors.shape:
         what = f"positives of shape {tuple(vectors.shape)}"
         raise argument_error("audit", what, "positives", tuple(positives.shape))
+    views = None if positives is None else _prepared(positives, normalize)
     plan = _planned(vectors, batches, batch_size, epoch, epochs, seed)
-    views, counts = None if positives is None else _prepared(positives, normalize), PairCounts()
+    return _measured(batches if isinstance(batches, str) else "given", plan, vectors, tags, views)
+
+
+def _measured(name: str, plan: Plan, vectors: Tensor, tags: list[Tensor], views: Tensor | None) -> BatchFigures:
+    """Count the pairs of all batches of a plan."""
+    counts = PairCounts()
     for batch in plan:
         _count(counts, torch.from_numpy(batch).to(vectors.device), vectors, tags, views)
     described = plan.describe(vectors)
     found, pairs = counts.found(), counts.counts[[FALSE, NEGATIVES]].sum(1).tolist()
     return BatchFigures(
-        batches=batches if isinstance(batches, str) else "given",
+        batches=name,
         batch_size=plan.batch_size,
         num_batches=len(plan),
         similarity=described.similarity,
@@ -171,7 +174,7 @@ def _share_of_all(tags: list[Tensor]) -> float:
     return (sum(pairs[: len(tags)]) - sum(pairs[len(tags) :])) / total
 
 
-def _told_apart(name: str, tag: Tensor, size: int) -> Tensor:
+def _with_unknown_apart(name: str, tag: Tensor, size: int) -> Tensor:
     """Return labels or groups with a number of its own for each unknown (negative) one."""
     if not isinstance(tag, Tensor) or tag.shape != (size,):
         got = tuple(tag.shape) if isinstance(tag, Tensor) else type(tag).__name__

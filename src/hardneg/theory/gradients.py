@@ -23,6 +23,7 @@ from hardneg.core.views import check_views
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.state.pools import Bank, Queue
 
+WHO = "gradient_error"
 NUM_BLOCKS = 20
 """Number of blocks of consecutive batches whose means show the noise of the mean gradient."""
 
@@ -86,7 +87,7 @@ class GradientError:
     variance: float
     """E of the squared norm of g - E[g], divided by the squared norm of G."""
     cosine: float
-    """Cosine of E[g] and G; NaN if E[g] cannot be told from 0."""
+    """Cosine of E[g] and G; NaN if E[g] cannot be distinguished from 0."""
     batch_cosine: float
     """Mean cosine of one batch's gradient and G."""
     batch_size: int
@@ -123,19 +124,14 @@ def gradient_error(
         z2: Second view, [n, d].
         batch_size: Number of items per batch. Batches are those of shuffled passes over the items, as in training.
         temperature: Temperature of the global loss.
-        views: Views of the global loss, see ``global_loss``.
-        positives_in_denominator: Denominator of the global loss, see ``global_loss``.
-        num_batches: Number of batches, at least 2. Check that ``variance / num_batches`` is small: it is the noise that
-            remains in the mean of independent batches.
-        warm_up: Number of batches before the measurement, for chains, queues and normalisers. Default: one pass over
-            the items.
+        views: As in ``global_loss``.
+        positives_in_denominator: As in ``global_loss``.
+        num_batches: Number of batches. ``variance / num_batches`` is the noise that remains in their mean.
+        warm_up: Number of batches before the measurement, for chains and queues; by default one pass over the items.
         pool: A queue or bank that is passed as ``pool`` and to which z2 is pushed after each batch (MoCo).
         encode: Whether to pass ``encode``, a function of (ids, views) that returns embeddings with a gradient (EMC2
             with states encoded afresh, Algorithm 1, the negative cache).
         seed: Seed of the batches.
-
-    Returns:
-        The errors, relative to the exact gradient.
 
     Raises:
         ArgumentError: If the batch is larger than the data, or shapes do not agree.
@@ -146,28 +142,28 @@ def gradient_error(
         >>> round(found.bias, 3), round(found.cosine, 3)  # the batch is the data set
         (0.0, 1.0)
     """
-    who = "gradient_error"
-    check_views(who, [z1, z2])
-    check_callable(who, "loss", loss, "a loss, called as loss(z1, z2, ids=ids)")
-    number, batch_size = len(z1), check_count(who, "batch_size", batch_size, least=2)
-    if batch_size > number:
-        fix = "use batch_size of at most the number of items"
-        raise argument_error(who, f"a batch of at most {number} items", "batch_size", batch_size, fix)
-    check_count(who, "num_batches", num_batches, least=2)
-    warm_up = math.ceil(number / batch_size) if warm_up is None else check_count(who, "warm_up", warm_up, least=0)
-
+    _check(loss, z1, z2, batch_size, num_batches)
+    warm_up = math.ceil(len(z1) / batch_size) if warm_up is None else check_count(WHO, "warm_up", warm_up, least=0)
     table = torch.stack([z1, z2]).detach().requires_grad_()
     unit = normalize(table, dim=-1)
     whole = global_loss(unit[0], unit[1], temperature, views, positives_in_denominator=positives_in_denominator)
-    exact = torch.autograd.grad(whole, table)[0]
-    measured = _Measured(exact, num_batches)
-    batches = _shuffled(number, batch_size, seed)
+    measured = _Measured(torch.autograd.grad(whole, table)[0], num_batches)
+    batches = _shuffled(len(z1), batch_size, seed)
     for index in range(-warm_up, num_batches):
-        ids = next(batches).to(z1.device)
-        gradient = _batch_gradient(loss, table, ids, pool, encode)
+        gradient = _batch_gradient(loss, table, next(batches).to(z1.device), pool, encode)
         if index >= 0:
             measured.add(index, gradient)
     return measured.summary(batch_size)
+
+
+def _check(loss: Callable[..., Tensor], z1: View, z2: View, batch_size: int, num_batches: int) -> None:
+    """Raise ArgumentError unless the loss can be called and the numbers fit the data."""
+    check_views(WHO, [z1, z2])
+    check_callable(WHO, "loss", loss, "a loss, called as loss(z1, z2, ids=ids)")
+    if check_count(WHO, "batch_size", batch_size, least=2) > len(z1):
+        fix = "use a batch_size of at most the number of items"
+        raise argument_error(WHO, f"a batch of at most {len(z1)} items", "batch_size", batch_size, fix)
+    check_count(WHO, "num_batches", num_batches, least=2)
 
 
 def _shuffled(number: int, batch_size: int, seed: int) -> Iterator[Annotated[Tensor, "b"]]:

@@ -199,27 +199,28 @@ def number_of(value: Scheduled) -> Number:
     return found
 
 
-def with_estimate(options: TrainOptions, data: Items) -> tuple[TrainOptions, dict[str, Any]]:
+def with_estimate(options: TrainOptions, data: Items, record: dict[str, Any]) -> tuple[TrainOptions, dict[str, Any]]:
     """Replace tau_plus="estimate" by an estimate from the labels of the training items.
 
     Args:
         options: Options of a recipe.
         data: The training items.
+        record: The record of the data of the run.
 
     Returns:
-        The options with a number, and the estimate with its interval for the record of the run; empty without one.
+        The options with a number, and the record with the estimate and its interval, if there is one.
 
     Raises:
         ArgumentError: If the items have no labels, or those of one class only.
     """
     if options.tau_plus != ESTIMATE:
-        return options, {}
+        return options, record
     with located("--tau-plus estimate"):
         if data.labels is None:
             fix = "give a number, such as --tau-plus 0.1"
             raise ArgumentError("train", "labels of the training items", "none", fix)
         found = tau_plus_of_labels(data.labels[data.labels >= 0])
-    return replace(options, tau_plus=found.tau_plus), {"tau_plus": found._asdict()}
+    return replace(options, tau_plus=found.tau_plus), {**record, "tau_plus": found._asdict()}
 
 
 def _with_some_tau_plus(options: TrainOptions) -> TrainOptions:

@@ -111,12 +111,10 @@ def train(
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
         found = splits(options)
-        options, estimates = with_estimate(options, found.train)
-        seen = {**data_record(found, options.evaluate_with), **estimates}
+        options, seen = with_estimate(options, found.train, data_record(found, options.evaluate_with))
         if accelerator.is_main_process and not allow_other_data:
             run.check_data(seen)
-        finished = run.result()
-        check_agreed(accelerator, finished is not None)
+        check_agreed(accelerator, (finished := run.result()) is not None)
         if finished is not None:
             return finished
         check_batch(options, found.train, accelerator.num_processes)
