@@ -31,6 +31,7 @@ from torch import Tensor
 import hardneg as hn
 from hardneg import papers
 from hardneg.core.types import Keys
+from hardneg.io.files import without_nan
 from hardneg.state.cache import Cache
 from hardneg.theory import GradientError
 
@@ -147,7 +148,7 @@ def write(path: Path, options: Options, results: dict[str, Any], runs: dict[str,
     record: dict[str, Any] = {"options": asdict(options), "results": results, "runs": runs}
     record |= {"cpu_seconds": time.process_time(), "commit": commit(), "torch": torch.__version__}
     record |= {"machine": platform.processor() or platform.machine(), "hardneg": hn.__version__}
-    path.write_text(json.dumps(record, indent=1))
+    path.write_text(json.dumps(without_nan(record), indent=1))
 
 
 def main() -> None:
