@@ -123,7 +123,7 @@ def test_gradient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(found["results"]) == 8
     assert all(set(sizes) == {"4", "12"} for sizes in found["results"].values())
     simclr = found["runs"]["SimCLR"]
-    assert simclr["12"][0]["bias"] < simclr["4"][0]["bias"]
+    assert 0.0 < simclr["12"][0]["variance"] < simclr["4"][0]["variance"]
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
