@@ -44,7 +44,19 @@ def api() -> str:
         packages[home.split(".")[1]].append(
             f"::: {home}.{name}\n    options:\n      heading: hn.{name}\n      toc_label: {name}\n"
         )
-    order = ("core", "negatives", "losses", "search", "state", "batching", "mining", "auditing", "judging", "training")
+    order = (
+        "core",
+        "negatives",
+        "losses",
+        "search",
+        "state",
+        "batching",
+        "theory",
+        "mining",
+        "auditing",
+        "judging",
+        "training",
+    )
     assert set(packages) <= set(order), f"add {set(packages) - set(order)} to the order of the packages"
     sections = [f"## {package}\n\n" + "\n".join(packages[package]) for package in order if package in packages]
     whole = [f"## {name}\n\n::: hardneg.{name}\n" for name in ("papers", "testing")]

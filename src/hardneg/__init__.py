@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg import negatives as negatives
     from hardneg import papers as papers
     from hardneg import state as state
+    from hardneg import theory as theory
     from hardneg.auditing import audit as audit
     from hardneg.batching.graph import build_graph as build_graph
     from hardneg.batching.sampler import ProximityBatchSampler as ProximityBatchSampler
@@ -70,6 +71,9 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg.search.draws import draw as draw
     from hardneg.state.pools import Bank as Bank
     from hardneg.state.pools import Queue as Queue
+    from hardneg.theory.gradients import global_loss as global_loss
+    from hardneg.theory.gradients import gradient_error as gradient_error
+    from hardneg.theory.information import mutual_information as mutual_information
     from hardneg.training.export import load_encoder as load_encoder
 
 

@@ -370,7 +370,11 @@ def cmc(
 
 
 def local_aggregation(
-    temperature: float = BANK_TEMPERATURE, num_background: int = 4096, *, background: Negatives | None = None
+    temperature: float = BANK_TEMPERATURE,
+    num_background: int = 4096,
+    *,
+    background: Negatives | None = None,
+    pooling: str = "sum",
 ) -> Loss:
     """Local Aggregation (Zhuang et al. 2019): pull towards the entries of the anchor's clusters.
 
@@ -382,6 +386,8 @@ def local_aggregation(
         temperature: Divides the similarities.
         num_background: Number of closest entries in the background.
         background: Another distribution for the background.
+        pooling: ``"sum"`` (the authors' code), or ``"mean"``: both sums divided by their sizes (eq. 5 of Ring),
+            which adds a constant to the loss of each anchor.
     """
     around = Rank(0, num_background) if background is None else background
 
@@ -391,7 +397,7 @@ def local_aggregation(
         scores = score(anchors, bank.of(ids).vectors, clusters.tag(bank.keys()), temperature)
         log_w = around.log_weights(scores)
         close = scores.same_cluster("local_aggregation") & (log_w != NEVER)
-        return reduce(neighbour_nce(scores, log_w, close, own=False), scores)
+        return reduce(neighbour_nce(scores, log_w, close, own=False, pooling=pooling), scores)
 
     return loss
 

@@ -390,8 +390,11 @@ def test_neighbour_nce_against_a_loop() -> None:
     scores = hn.score(inputs["z1"], inputs["z2"], inputs["queue"][:7], 0.3)
     log_w = hn.Rank(2).log_weights(scores)
     near = hn.Rank(0, 2).log_weights(scores) != hn.NEVER
-    found = neighbour_nce(scores, log_w, near).squeeze(1)
+    found, means = (neighbour_nce(scores, log_w, near, pooling=pooling).squeeze(1) for pooling in ("sum", "mean"))
     for row in range(len(found)):
         a, s = scores.positives[row, 0].exp(), scores.candidates[row].exp()
-        expected = ((a + s[log_w[row] == 0].sum()) / (a + s[near[row]].sum())).log()
+        around, close = s[log_w[row] == 0], s[near[row]]
+        expected = ((a + around.sum()) / (a + close.sum())).log()
         assert found[row].item() == pytest.approx(expected.item(), rel=1e-12)
+        mean = (torch.cat([a[None], around]).mean() / torch.cat([a[None], close]).mean()).log()
+        assert means[row].item() == pytest.approx(mean.item(), rel=1e-12)

@@ -255,15 +255,19 @@ def test_aspects_of_an_image() -> None:
 # Clusters.
 
 
-def test_local_aggregation_is_the_share_of_the_close_in_the_background() -> None:
-    method, batch = made("local-aggregation", negatives="Rank(0, 9)", clusters=4, cluster_runs=2, warmup=0)
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_local_aggregation_is_the_share_of_the_close_in_the_background(pooling: str) -> None:
+    """With "mean" both sums are divided by their sizes: eq. 5 of Wu et al. 2021."""
+    options = {"negatives": "Rank(0, 9)", "clusters": 4, "cluster_runs": 2, "warmup": 0, "pooling": pooling}
+    method, batch = made("local-aggregation", **options)
     z, entries = unit(method.encoder, batch.first), method.banks[0].vectors.clone()
     groups, losses, sizes = method.clusters.assignments, [], []
     for i, own in enumerate(IDS.tolist()):
         around = sorted(range(SIZE), key=lambda j: -float(entries[j] @ z[i].detach()))[:9]
         close = [j for j in around if bool((groups[j] == groups[own]).any())]
         sums = [torch.stack([(z[i] @ entries[j] / 0.3).exp() for j in part]).sum() for part in (close, around)]
-        losses.append(-(sums[0] / sums[1]).log())
+        share = sums[0] / sums[1] if pooling == "sum" else (sums[0] / len(close)) / (sums[1] / len(around))
+        losses.append(-share.log())
         sizes.append(len(close))
     assert 1 < max(sizes) < 9
     assert_step(method, batch, torch.stack(losses).mean())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hardneg.training.method import Batch, Method
-from hardneg.training.parts import splits
+from hardneg.training.loop.method import Batch, Method
+from hardneg.training.loop.parts import splits
 from torch import Tensor
 
 from hardneg.training import recipes

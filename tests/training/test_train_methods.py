@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from hardneg.core.errors import FileError
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.core.options import option
 from hardneg.core.schedules import linear
+from hardneg.training.loop.checks import with_estimate
+from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
 from hardneg.training.loop.train import train
 from hardneg.training.options import SimCLROptions, TrainOptions
@@ -89,3 +93,33 @@ def test_options_take_schedules_of_python() -> None:
     options = SimCLROptions(temperature=linear(0.5, 0.1))  # type: ignore[arg-type]
     assert options.temperature == SimCLROptions(temperature=" linear(0.5,0.1)").temperature == "linear(0.5, 0.1)"
     assert SimCLROptions().as_dict()["temperature"] == 0.5
+
+
+# An estimate of tau_plus.
+
+
+def test_tau_plus_is_estimated_from_the_labels_and_recorded(data: str, tmp_path: Path) -> None:
+    options = options_of(data, negatives="Tilt(1.0)", tau_plus="estimate", epochs=1)
+    run("simclr", tmp_path / "estimated", options)
+    config = Run(tmp_path / "estimated").whole_config()
+    found = config["trained"]["data"]["tau_plus"]
+    assert config["options"]["tau_plus"] == "estimate"
+    assert found["low"] <= found["tau_plus"] <= found["high"]
+    run("simclr", tmp_path / "given", options | {"tau_plus": found["tau_plus"]})
+    losses = [[one["loss"] for one in Run(tmp_path / name).metrics()] for name in ("estimated", "given")]
+    assert losses[0] == losses[1]
+
+
+def test_only_tau_plus_can_be_estimated(data: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError):
+        run("simclr", tmp_path, options_of(data, temperature="estimate"))
+    with pytest.raises(ArgumentError):
+        run("sogclr", tmp_path, options_of(data, tau_plus="estimate"))
+
+
+def test_an_estimate_needs_labels_of_several_classes(data: str) -> None:
+    options = SimCLROptions(**options_of(data, tau_plus="estimate"))
+    for labels in (None, torch.zeros(len(splits(options).train), dtype=torch.long)):
+        with pytest.raises(ArgumentError) as raised:
+            with_estimate(options, SimpleNamespace(labels=labels), {})
+        assert raised.value.where == "--tau-plus estimate"

@@ -5,8 +5,8 @@
 
 Reading order: ``options`` and ``rules`` (the request, and the grid search for it), ``prepare`` and ``audited_pairs``
 (checked input), ``sampling`` and ``measure`` (the figures), ``result`` (the figures as data), ``terminal`` and ``page``
-(the figures as text). ``files`` and ``inputs`` read files, ``findings``
-lists the problems of mined negatives.
+(the figures as text). ``batches`` measures planned batches, ``files`` and ``inputs`` read files, and ``findings`` lists
+the problems of mined negatives.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hardneg.auditing.batches import audit_batches
     from hardneg.auditing.entry import audit
     from hardneg.auditing.result import Audit
 
-__all__ = ["Audit", "audit"]
-_home_of = {"Audit": "result", "audit": "entry"}
+__all__ = ["Audit", "audit", "audit_batches"]
+_home_of = {"Audit": "result", "audit": "entry", "audit_batches": "batches"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ its texts become vectors, its rows the positives and the negatives to audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
+from hardneg.auditing.batches import with_batches
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_problems_in_rows
 from hardneg.auditing.options import AuditOptions, Settings
@@ -22,6 +23,7 @@ from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.sampling import audit_pairs
+from hardneg.batching.plan import Plan
 from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
 from hardneg.core.types import Given, Keys
 from hardneg.io.functions import loading_model
@@ -45,6 +47,8 @@ def audit(
     labels: Tag | None = None,
     groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
+    batches: str | Plan | Sequence[str | Plan] = (),
+    batch_size: int = 256,
     model: Any = None,
     encoder: str | None = None,
     cache: str | Path | None = None,
@@ -78,6 +82,9 @@ def audit(
         groups: Groups of the anchors [a]; a candidate of the anchor's group is a false negative.
         mined: Negatives of each query, as ``mine`` returns them or as ids [q, k]; or the path of a mined file, which
             then needs no embeddings (see docs/guides/audit.md).
+        batches: Planners of batches to measure, as text (``"proximity()"``) or plans; needs embeddings without a
+            corpus. See ``hardneg.auditing.audit_batches``.
+        batch_size: Number of items per batch.
         model: Sentence-transformers model, or a function from texts to vectors, for texts without embeddings.
         encoder: ``"module:function"`` or ``"file.py:function"`` to use instead of ``model`` for a mined file.
         cache: Folder of embeddings of a mined file's texts. Nothing in the mined file can choose model, encoder or
@@ -114,12 +121,15 @@ def audit(
         temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier, memory
     )
     rules = given_rules(expressions)
+    planners = [batches] if isinstance(batches, (str, Plan)) else list(batches)
     if is_dataset(embeddings):
         embeddings, corpus, positives, mined = read_dataset(embeddings, model)
     if isinstance(mined, (str, Path)):
         if embeddings is not None or corpus is not None:
             fix = "leave the tensors out, or pass the mined ids as a tensor"
             raise ArgumentError("audit", "the path of a mined file or tensors", "both", fix)
+        if planners:
+            raise ArgumentError("audit", "embeddings for batches", "the path of a mined file", "pass the embeddings")
         texts = tuple(rule.name for rule in rules)
         folder = None if cache is None else str(cache)
         options = AuditOptions(str(mined), texts, settings, model=model, encoder=encoder, cache=folder)
@@ -141,6 +151,7 @@ def audit(
         )
         listed = None if mined is None else listed_rows(audited, mined)
         found = audit_pairs(audited, rules, settings, listed=listed, progress=progress)
+        found = with_batches(found, audited, planners, batch_size)
         return found if listed is None else replace(found, mined=find_problems_in_rows(audited, listed))
 
 

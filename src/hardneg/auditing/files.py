@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.audited_pairs import AuditedPairs
+from hardneg.auditing.batches import with_batches
 from hardneg.auditing.findings import find_problems, rows_of_lists
 from hardneg.auditing.inputs import (
     WHO,
@@ -90,6 +91,7 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
         else:
             audited = load_audited_pairs(options, kind)
             found = audit_pairs(audited, given_rules(options.expressions), options.settings, progress=progress)
+            found = with_batches(found, audited, options.batches, options.batch_size)
     return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
 
 

@@ -19,7 +19,7 @@ PANELS = (KNOWN, MINED, RULES, LOOK)
 """The panels of the help."""
 
 # The options that each kind of input reads, for check_unused.
-_always = {"input", "expressions", "settings", "columns", "similarity", "imports"}
+_always = {"input", "expressions", "settings", "columns", "similarity", "imports", "batches", "batch_size"}
 _judged = {"judgements", "held_out_judgements"}
 _judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
@@ -91,6 +91,10 @@ class AuditOptions:
         (), "Rule to measure, such as 'Tilt(2.0)'; may be repeated.", RULES, "--expression", "-e"
     )
     settings: Settings = field(default_factory=Settings, metadata=part())
+    batches: tuple[str, ...] = option(
+        (), "Planner of batches to measure, such as 'proximity()' or 'knn()'; may be repeated.", RULES
+    )
+    batch_size: int = option(256, "Items per batch, for --batches.", RULES, low=2)
     labels: str | None = option(None, "File of labels: .npy .npz .txt or a table.", KNOWN)
     groups: str | None = option(None, "File of groups; negatives of the anchor's group are false too.", KNOWN)
     label_column: str | None = option(None, "Column or array of labels.", KNOWN)
@@ -131,9 +135,13 @@ class AuditOptions:
         if self.model is not None and self.encoder is not None:
             raise ArgumentError("audit", "either a model or an encoder", "both")
         from hardneg.auditing.rules import check_rules, given_rules  # imports torch, which --help must not load
+        from hardneg.batching.spec import parse_batches
         from hardneg.io.functions import load_imports
 
         load_imports(self.imports, "audit")
+        check_counts("audit", self, "batch_size", least=2)
+        for text in self.batches:
+            parse_batches(text)
         check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
 
     def reads(self) -> list[Path]:
@@ -170,6 +178,9 @@ def check_unused(options: AuditOptions, kind: str) -> None:
     if what == "a mined file" and not options.names_origin:
         has_manifest = manifest_of(options.input).exists()
         what = "a mined file with its manifest" if has_manifest else "a mined file without --queries or --corpus"
+    if options.batches and what not in ("a run", "embeddings"):
+        fix = "audit the embeddings of the training items"
+        raise ArgumentError("audit", f"no --batches for {what}", f"--batches {options.batches[0]}", fix)
     columns = {f"{name}_column": value for name, value in vars(options.columns).items()}
     for name, value in {**columns, **vars(options)}.items():
         if value is not None and name not in _always | _reads[what]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hardneg.auditing.result import Audit, Hub, RuleFigures
+from hardneg.auditing.result import Audit, BatchFigures, Counted, Hub, RuleFigures
 from hardneg.auditing.terminal import (
     ABSENT,
+    BATCH_COLUMNS,
     COLUMNS,
     count,
     false_and_judged,
@@ -49,6 +50,8 @@ def audit_page(audit: Audit) -> str:
         findings=[] if audit.mined is None else list(findings(audit.mined).items()),
         frontier=_frontier(audit, spots) if len(spots) > 1 else None,
         similarities=_similarities(audit),
+        batches=_batches(audit),
+        batch_columns=list(BATCH_COLUMNS),
         suggestions=_suggestions(audit),
         columns=list(columns),
         rows=[(i, row, _colour(row), [show(row) for show in columns.values()]) for i, row in enumerate(audit.rows, 1)],
@@ -166,16 +169,37 @@ def _similarities(audit: Audit) -> tuple[str, Markup] | None:
     It shows how far hard and false negatives overlap; None if one of the kinds has no pairs.
     """
     found = audit.similarities
-    near = found and (found.positives or found.false)
-    if not found or not near or not found.negatives:
+    if not found or not found.negatives:
         return None
-    name = "positives" if found.positives else "false candidates (known)"
-    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, found.negatives)]
+    if found.positives:
+        return "positives", _histogram("positives", found.positives, found.negatives, found.edges)
+    return None if not found.false else (FALSE, _histogram(FALSE, found.false, found.negatives, found.edges))
+
+
+FALSE = "false candidates (known)"
+
+
+def _batches(audit: Audit) -> list[tuple[BatchFigures, list[Markup], list[str]]]:
+    """Return each planner with its histograms (false negatives and positives against negatives) and its figures."""
+    drawn = []
+    for one in audit.batches:
+        found = one.similarities
+        kinds = (("false negatives", found.false), ("positives", found.positives))
+        charts = [
+            _histogram(name, near, found.negatives, found.edges) for name, near in kinds if near and found.negatives
+        ]
+        drawn.append((one, charts, [show(one) for show in BATCH_COLUMNS.values()]))
+    return drawn
+
+
+def _histogram(name: str, near: Counted, negatives: Counted, edges: tuple[float, ...]) -> Markup:
+    """Draw the similarities of one kind of pairs against those of negatives, over the bins that have pairs."""
+    shares = [[count / sum(one.counts) for count in one.counts] for one in (near, negatives)]
     used = [i for i in range(len(shares[0])) if max(one[i] for one in shares) > 2e-4]
     inside = slice(used[0], used[-1] + 1)
-    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], found.negatives.mean))
-    edges = found.edges[used[0] : used[-1] + 2]
-    return name, histogram_chart("Similarities", edges, *kinds, max(max(one) for one in shares))
+    kinds = (Shares(name, shares[0][inside], near.mean), Shares("negatives", shares[1][inside], negatives.mean))
+    shown = edges[used[0] : used[-1] + 2]
+    return histogram_chart("Similarities", shown, *kinds, max(max(one) for one in shares))
 
 
 def _suggestions(audit: Audit) -> list[tuple[str, str]]:

@@ -167,6 +167,36 @@ class Similarities:
 
 
 @dataclass(frozen=True)
+class BatchFigures:
+    """The pairs that share a batch of a planner; means over all pairs of all batches of an epoch.
+
+    Attributes:
+        batches: The planner as given.
+        batch_size: Number of items per batch.
+        num_batches: Number of batches of the epoch.
+        similarity: Mean similarity of two items of a batch.
+        uniform_similarity: Mean similarity of two items of the data, which uniform batches have on average.
+        false_negatives: Share of the pairs that are known to be false negatives; NaN without labels and groups.
+        uniform_false_negatives: The same share of all pairs of the data.
+        coverage: Share of the items that are in a batch.
+        filled: Share of the places that were filled uniformly because the planner found nothing.
+        similarities: Histograms of the similarities of positives (items with their second view), known false negatives
+            and other negatives; each pair of items counts once.
+    """
+
+    batches: str
+    batch_size: int
+    num_batches: int
+    similarity: float
+    uniform_similarity: float
+    false_negatives: float
+    uniform_false_negatives: float
+    coverage: float
+    filled: float
+    similarities: Similarities
+
+
+@dataclass(frozen=True)
 class MinedFindings:
     """Counts of problems in the lists of a mined file; None where the file does not show them."""
 
@@ -227,6 +257,7 @@ class Audit:
         notes: Remarks about what is unknown or suspicious.
         mined: Problems of the mined lists; None if no lists were given.
         similarities: Histograms of similarities; None if only lists were audited.
+        batches: The figures of each planner of batches.
         provenance: Command, versions and input, for audits of files.
 
     Example:
@@ -255,6 +286,7 @@ class Audit:
     notes: tuple[str, ...] = ()
     mined: MinedFindings | None = None
     similarities: Similarities | None = None
+    batches: tuple[BatchFigures, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property

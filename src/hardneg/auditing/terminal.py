@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hardneg.auditing.result import Audit, MinedFindings, RuleFigures
+from hardneg.auditing.result import Audit, BatchFigures, MinedFindings, RuleFigures
 from hardneg.io.terminal import Terminal
 
 ABSENT = "n/a"
@@ -116,6 +116,8 @@ def show(audit: Audit, console: Console | None = None) -> None:
         if left_out:
             console.print(Text(f"Columns that do not fit: {', '.join(left_out)}.", style="dim"))
         console.print(Text(sampled(audit), style="dim"))
+    if audit.batches:
+        console.print(_planned(audit))
     if audit.suggestions:
         console.print(_suggested(audit))
         for one in audit.suggestions:
@@ -169,6 +171,28 @@ def _rows(audit: Audit, width: int) -> tuple[Table, list[str]]:
         style = "bold" if row.kind in ("given", "mined") else ""
         table.add_row(Text(name, style=style), *(cell(row) for cell in shown))
     return table, left_out
+
+
+BATCH_COLUMNS: dict[str, Callable[[BatchFigures], str]] = {
+    "similarity": lambda one: number(one.similarity),
+    "of all pairs": lambda one: number(one.uniform_similarity),
+    "false negatives": lambda one: percent(one.false_negatives),
+    "false of all pairs": lambda one: percent(one.uniform_false_negatives),
+    "coverage": lambda one: percent(one.coverage, 1),
+    "filled uniformly": lambda one: percent(one.filled, 1),
+}
+"""The columns of the table of planners."""
+
+
+def _planned(audit: Audit) -> Table:
+    """Return the table of planners."""
+    table = Table(title=f"Pairs that share a batch of {audit.batches[0].batch_size}", title_justify="left")
+    table.add_column("batches")
+    for name in BATCH_COLUMNS:
+        table.add_column(name, justify="right")
+    for one in audit.batches:
+        table.add_row(Text(one.batches), *(show(one) for show in BATCH_COLUMNS.values()))
+    return table
 
 
 def _suggested(audit: Audit) -> Table:

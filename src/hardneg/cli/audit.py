@@ -45,6 +45,8 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
 
       hardneg audit q.npy --queries queries.jsonl --corpus corpus.jsonl --corpus-embeddings d.npy --judgements qrels.tsv
 
+      hardneg audit runs/simclr --batches "proximity()" --batches "knn()"   (pairs that share a batch)
+
       hardneg audit mined.parquet   (the manifest names the data it was mined from)
 
       hardneg audit mined.parquet --held-out-judgements qrels.tsv   (estimates the false-negative rate)

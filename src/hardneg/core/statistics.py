@@ -256,6 +256,26 @@ class LogPositives(LogMean):
         return grad * (value + relative - self.finish(total, mass)).exp(), None
 
 
+@dataclass(frozen=True)
+class LogPositivesTilted(LogPositives):
+    """log of the sum of e^(scale a) over the positives of the anchor; 0 without a positive.
+
+    Args:
+        scale: Factor of the scores; 0 gives the logarithm of the number of positives.
+    """
+
+    scale: float = 1.0
+
+    def value(self, tile: Tile) -> Tensor:  # type: ignore[override]
+        """Return the scaled scores of a tile."""
+        return tile.s * self.scale
+
+    def dense(self, scores: Scores, log_w: LogWeights) -> PerRow:
+        """Compute it from dense scores."""
+        some = scores.positive_valid.any(-1, keepdim=True)
+        return torch.where(some, masked_lse(scores.positives * self.scale, scores.positive_valid), 0.0)
+
+
 def dense_statistics(
     declared: Mapping[str, Statistic], scores: Scores, log_w: LogWeights, *, fill_empty: bool
 ) -> dict[str, PerRow]:

@@ -18,7 +18,7 @@ from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
 from hardneg.core.errors import ArgumentError, argument_error, tensors_checked, warn_once
 from hardneg.core.objectives.base import RowResult, TauPlus, corrects
-from hardneg.core.objectives.info_nce import NumNegatives, debiased
+from hardneg.core.objectives.info_nce import InfoNCE, NumNegatives, debiased
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
@@ -395,7 +395,9 @@ class ContrastiveLoss(nn.Module):
             return
         with torch.no_grad():
             real = ~empty if found.real is None else found.real & ~empty
-            floored = debiased(row.log_mean, found.positives, tau_plus, row.temperature)[1] & real
+            objective = self._objective
+            by = objective.correction(found.positives, row) if isinstance(objective, InfoNCE) else found.positives
+            floored = debiased(row.log_mean, by, tau_plus, row.temperature)[1] & real
             share = floored.sum() / real.expand_as(floored).sum().clamp(min=1)
         _warn_of_floor(float(share), tau_plus, row.temperature)
 

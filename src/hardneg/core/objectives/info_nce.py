@@ -32,6 +32,7 @@ from hardneg.core.statistics import (
     LogMass,
     LogMean,
     LogPositives,
+    LogPositivesTilted,
     Others,
     PerRow,
     Statistic,
@@ -52,11 +53,13 @@ class InfoNCE(Objective):
         num_negatives: M, as in ``info_nce``.
         tau_plus: Share of false negatives to correct for, in [0, 1), as in ``info_nce``; may be a schedule.
         positives_in_denominator: ``"own"``, ``"all"`` or ``"none"``, as in ``info_nce``.
+        correction_beta: None, or the tilt of all positives in the correction, as in ``info_nce``.
     """
 
     num_negatives: NumNegatives = "support"
     tau_plus: TauPlus = 0.0
     positives_in_denominator: str = "own"
+    correction_beta: float | None = None
     name: ClassVar = "info_nce"
 
     def __post_init__(self) -> None:
@@ -65,13 +68,30 @@ class InfoNCE(Objective):
         if self.positives_in_denominator not in ("own", "all", "none"):
             what = "positives_in_denominator 'own', 'all' or 'none'"
             raise argument_error("info_nce", what, "positives_in_denominator", self.positives_in_denominator)
+        if self.correction_beta is not None:
+            check_range("info_nce", "correction_beta", self.correction_beta, 0.0, math.inf, open_high=True)
+            if not isinstance(self.correction_beta, Real):
+                raise argument_error("info_nce", "a number", "correction_beta", self.correction_beta)
 
     def statistics(self) -> Mapping[str, Statistic]:
         """Return the log-mean, and the statistics needed for M and for all positives in the denominator."""
         needed: dict[str, Statistic] = {"log_mean": LogMean()}
         if self.positives_in_denominator == "all":
             needed["log_positives"] = LogPositives()
+        if self._pools:
+            beta = float(self.correction_beta)  # type: ignore[arg-type]
+            needed["log_tilted_positives"] = LogPositivesTilted(scale=1.0 + beta)
+            needed["log_positive_weights"] = LogPositivesTilted(scale=beta)
         return {**needed, **number_statistic(self.num_negatives)}
+
+    @property
+    def _pools(self) -> bool:
+        """True if the correction uses all positives of the anchor."""
+        return self.correction_beta is not None and corrects(self.tau_plus)
+
+    def correction(self, positive: Tensor, row: Row) -> Annotated[Tensor, "b p|1"]:
+        """Return log E[e^a] over the positives that stand for the anchor's class in the correction."""
+        return row.log_tilted_positives - row.log_positive_weights if self._pools else positive
 
     @property
     def needs_negatives(self) -> bool:
@@ -95,7 +115,7 @@ class InfoNCE(Objective):
         """Return the loss of each pair, [b, p]."""
         log_mean = row.log_mean
         if corrects(self.tau_plus):
-            log_mean = _debiased(log_mean, positive, self.tau_plus, row.temperature)  # type: ignore[arg-type]
+            log_mean = _debiased(log_mean, self.correction(positive, row), self.tau_plus, row.temperature)  # type: ignore[arg-type]
         log_negative = log_mean + log_number(row, self.num_negatives)
         if self.positives_in_denominator == "own":
             return softplus(log_negative - positive)
@@ -112,6 +132,7 @@ def info_nce(
     num_negatives: NumNegatives = "support",
     tau_plus: float | Tensor = 0.0,
     positives_in_denominator: str = "own",
+    correction_beta: float | None = None,
     log_q: tuple[Tensor, Tensor] | None = None,
 ) -> PairLosses:
     """Compute InfoNCE, -log e^a / (e^a + M E_q[e^s]), for each positive a.
@@ -127,6 +148,9 @@ def info_nce(
             smallest e^s of unit vectors. A pair at this lower bound has no gradient to its negatives.
         positives_in_denominator: ``"own"``: the pair's positive; ``"all"``: every positive of the anchor (SupCon);
             ``"none"``: no positive (GraphCL; the loss can be negative).
+        correction_beta: With several positives and ``tau_plus``: None corrects each pair by its own positive, e^a. A
+            number corrects by all positives of the anchor (M > 1 in HCL's eq. 4), by their mean of e^a with weights
+            e^(correction_beta a): pass the beta of the ``Tilt`` (HCL), or 0 (DCL).
         log_q: Log-probabilities with which each candidate, [n] or [b, n], and each positive, [b] or [b, p], was sampled
             into the batch. They are subtracted from the scores after the weights are computed (Yi et al. 2019).
 
@@ -144,7 +168,7 @@ def info_nce(
         >>> info_nce(scores, Uniform().log_weights(scores)).squeeze(1)  # log 3: one positive, two equal negatives
         tensor([1.0986, 1.0986, 1.0986, 1.0986])
     """
-    objective = InfoNCE(num_negatives, tau_plus, positives_in_denominator)
+    objective = InfoNCE(num_negatives, tau_plus, positives_in_denominator, correction_beta)
     if log_q is not None:
         scores = _without_sampling_bias(scores, log_q, tau_plus)
     return objective.losses(scores, log_w)

@@ -134,6 +134,8 @@ def _fused_tau_plus(objective: Objective) -> float | None:
     """Return the tau_plus of an InfoNCE that ``two_view_losses`` computes; None for any other objective."""
     if type(objective) is not InfoNCE or objective.positives_in_denominator != "own":
         return None
+    if objective.correction_beta is not None:  # needs the positives of the whole row
+        return None
     fused = isinstance(objective.num_negatives, str) and objective.num_negatives == "support"
     return known_number(objective.tau_plus) if fused else None  # type: ignore[arg-type]
 

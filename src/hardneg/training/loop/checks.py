@@ -7,7 +7,8 @@ once the data is loaded, and ``try_negatives`` tries the negatives on four made-
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -19,12 +20,13 @@ from hardneg.core.scoring import score
 from hardneg.core.types import Keys
 from hardneg.negatives import parse
 from hardneg.negatives.grammar import read_expression, read_generator, read_objective
+from hardneg.theory.class_prior import tau_plus_of_labels
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.options import EMC2Options, TrainOptions
-from hardneg.training.options.values import Scheduled, check_bounds
+from hardneg.training.options.values import ESTIMATE, Scheduled, check_bounds
 
 STATEFUL_OBJECTIVES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 """Objectives that need state of every image, such as temperatures, and the recipes that keep that state."""
@@ -169,7 +171,7 @@ def _try_objective(options: TrainOptions) -> None:
     names = ("num_negatives", "positives_in_denominator")
     more = {name: getattr(options, name) for name in names if hasattr(options, name)}
     with located("--objective"):
-        objective = read_objective(text, "train", tau_plus=number_of(options.tau_plus), **more)
+        objective = read_objective(text, "train", tau_plus=number_of(_with_some_tau_plus(options).tau_plus), **more)
     if recipe := STATEFUL_OBJECTIVES.get(objective.name):
         what = "an --objective that needs only the embeddings of a batch"
         raise ArgumentError("train", what, f"objective={text!r}", f"use hardneg train {recipe}")
@@ -187,11 +189,43 @@ def number_of(value: Scheduled) -> Number:
     """
     if not isinstance(value, str):
         return value
+    if value == ESTIMATE:
+        what = "a number or a schedule: only tau_plus can be estimated, from the labels of the training items"
+        raise ArgumentError("train", what, repr(value))
     # Parsed as the argument of a call, the only place where the grammar allows schedules.
     found = read_expression(f"number({value})", {"number": lambda value: value, **registered_schedules()})
     if not isinstance(found, Schedule):
         raise ArgumentError("train", 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
     return found
+
+
+def with_estimate(options: TrainOptions, data: Items, record: dict[str, Any]) -> tuple[TrainOptions, dict[str, Any]]:
+    """Replace tau_plus="estimate" by an estimate from the labels of the training items.
+
+    Args:
+        options: Options of a recipe.
+        data: The training items.
+        record: The record of the data of the run.
+
+    Returns:
+        The options with a number, and the record with the estimate and its interval, if there is one.
+
+    Raises:
+        ArgumentError: If the items have no labels, or those of one class only.
+    """
+    if options.tau_plus != ESTIMATE:
+        return options, record
+    with located("--tau-plus estimate"):
+        if data.labels is None:
+            fix = "give a number, such as --tau-plus 0.1"
+            raise ArgumentError("train", "labels of the training items", "none", fix)
+        found = tau_plus_of_labels(data.labels[data.labels >= 0])
+    return replace(options, tau_plus=found.tau_plus), {**record, "tau_plus": found._asdict()}
+
+
+def _with_some_tau_plus(options: TrainOptions) -> TrainOptions:
+    """Return options that can be checked before the data are loaded: with a number instead of an estimate."""
+    return replace(options, tau_plus=0.1) if options.tau_plus == ESTIMATE else options
 
 
 def _check_warmup(options: TrainOptions) -> None:
@@ -205,7 +239,7 @@ def _check_schedules(options: TrainOptions) -> None:
     """Raise for schedules that cannot be parsed, or whose first or last value is out of bounds."""
     rules = {one.name: one.metadata for one in fields(options)}
     for name in ("temperature", "tau_plus"):
-        number = number_of(getattr(options, name))
+        number = number_of(getattr(_with_some_tau_plus(options), name))
         if isinstance(number, Schedule):
             for step, when in ((0, "begins"), (LONG, "ends")):
                 value = value_of(number, step, LONG)

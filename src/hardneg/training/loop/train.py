@@ -40,7 +40,7 @@ from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
-from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives
+from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives, with_estimate
 from hardneg.training.loop.data_record import data_record, encoder_record
 from hardneg.training.loop.method import Batch, Build, EncodeInputs
 from hardneg.training.loop.optimisers import Updates, read_optimiser
@@ -110,11 +110,10 @@ def train(
             Run.open(out, recipe, options.as_dict(), resume, defaults_of(options))
         accelerator.wait_for_everyone()
         found = splits(options)
-        seen = data_record(found, options.evaluate_with)
+        options, seen = with_estimate(options, found.train, data_record(found, options.evaluate_with))
         if accelerator.is_main_process and not allow_other_data:
             run.check_data(seen)
-        finished = run.result()
-        check_agreed(accelerator, finished is not None)
+        check_agreed(accelerator, (finished := run.result()) is not None)
         if finished is not None:
             return finished
         check_batch(options, found.train, accelerator.num_processes)

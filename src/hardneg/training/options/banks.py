@@ -114,6 +114,14 @@ class LocalAggregationOptions(BankOptions):
         low=0,
     )
 
+    pooling: str = option(
+        "sum",
+        "Pooling of close and background neighbours: sum (the authors), or mean (each divided by its number of "
+        "neighbours), which changes the loss and not its gradient.",
+        NEGATIVES,
+        among=("sum", "mean"),
+    )
+
     recipe: ClassVar[str] = "local-aggregation"
 
     def check(self) -> None:

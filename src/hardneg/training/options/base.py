@@ -58,7 +58,8 @@ class TrainOptions:
     temperature: float | str = option(0.5, TEMPERATURE, NEGATIVES, low=1e-4)
     tau_plus: float | str = option(
         0.0,
-        'Assumed false-negative rate that the loss corrects for (DCL, HCL); or a schedule such as "linear(0, 0.1)".',
+        "Assumed false-negative rate that the loss corrects for (DCL, HCL); a schedule such as 'linear(0, 0.1)'; or "
+        "'estimate', from the labels of the training items.",
         NEGATIVES,
         low=0.0,
         high=0.999,

@@ -20,6 +20,9 @@ from hardneg.core.text import printable
 Scheduled = float | str
 """A number, or the text of a schedule such as "linear(0.5, 0.1)"."""
 
+ESTIMATE = "estimate"
+"""Value of ``tau_plus`` that is replaced by an estimate from the labels of the training items."""
+
 _largest = 2**63 - 1  # the largest integer that fits into a torch tensor
 
 
@@ -112,12 +115,15 @@ def from_text(kind: Any, value: Any) -> Any:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Return True if the value has the type; a schedule counts as one by its shape, ``name(...)``."""
+    """Return True if the value has the type; a schedule counts as one by its shape, ``name(...)``.
+
+    So does the word "estimate"; options for which there is no estimate raise when it is read.
+    """
     if value is None:
         return NoneType in get_args(kind)
     kind = unless_none(kind)
     if kind == Scheduled and isinstance(value, str):
-        return re.fullmatch(r"\w+\(.*\)", value.strip(), re.DOTALL) is not None
+        return value == ESTIMATE or re.fullmatch(r"\w+\(.*\)", value.strip(), re.DOTALL) is not None
     if get_args(kind):
         return any(_is(one, value) for one in get_args(kind))
     if isinstance(value, bool) or kind is bool:

@@ -29,17 +29,17 @@ class LocalAggregation(BankMethod):
 
     def __init__(self, options: LocalAggregationOptions, data: Items, total: int) -> None:
         super().__init__(options, data, total, num_clusters=options.clusters or max(2, len(data) // 40))
-        self.encoder = data.encoder(options)
+        self.encoder, self.pooling = data.encoder(options), options.pooling
 
     def loss_of_views(self, views: ViewList) -> Tensor:
         """Return the loss of the first views against the bank."""
         return self._loss(views[0], self.temperature)
 
     def figures(self) -> dict[str, float]:
-        """Return the loss of random guessing: log(background / close), counting neighbours."""
+        """Return the loss of random guessing: log(background / close), counting neighbours (0 for pooling="mean")."""
         return {"guess_loss": float(self._loss(self.split(self.keys.vectors)[0], UNIFORM_TEMPERATURE))}
 
     def _loss(self, z: Tensor, temperature: float) -> Tensor:
         """Return the loss of vectors [b, d] against the bank."""
-        loss = papers.local_aggregation(temperature, background=self.negatives)
+        loss = papers.local_aggregation(temperature, background=self.negatives, pooling=self.pooling)
         return loss(z, self.keys.ids, self.banks[0], self.clusters)
