@@ -105,7 +105,8 @@ def test_public_names() -> None:
         BelowPositive From Hardening Known OtherCluster OtherLabel Rank Ring SameCluster Threshold Tilt Uniform
         parse registered_negatives draw NEVER Keys Scores two_views cross_views score from_matrix
         info_nce jsd sigmoid surrogate reduce diagnose ContrastiveLoss EMC2 SogCLR Queue Bank
-        build_graph walk ProximityBatchSampler mine audit judge load_encoder mutual_information global_loss gradient_error
+        build_graph walk ProximityBatchSampler mine audit judge load_encoder
+        mutual_information global_loss gradient_error
         auditing batching core judging losses mining negatives papers schedules state theory __version__
     """
     assert sorted(dir(hn)) == sorted(names.split())
