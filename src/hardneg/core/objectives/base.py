@@ -114,9 +114,8 @@ class Objective(ABC):
         for method in ("losses", "dense_row", "real_losses"):
             if getattr(cls, method) is not getattr(Objective, method):
                 what = f"the {method} of Objective, because only the dense backend would call another one"
-                raise ArgumentError(
-                    cls.__name__, what, f"a {method} of its own", "override __call__(positive, row) and statistics()"
-                )
+                fix = "override __call__(positive, row) and statistics()"
+                raise ArgumentError(cls.__name__, what, f"a {method} of its own", fix)
         cls.name = cls.__dict__.get("name", cls.__name__)
         _registry[cls.name] = cls
 
