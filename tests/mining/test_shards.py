@@ -229,7 +229,7 @@ def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.Monkey
 
     def mined() -> Mined:
         keys = hn.Keys(queries), hn.Keys(corpus)
-        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7, cosine=True))
+        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7))
 
     monkeypatch.setattr(DocumentBlock, "of", classmethod(of))
     fast = mined()
@@ -257,7 +257,8 @@ def test_what_equals_the_positive_does_not_count_as_removed(temperature: float) 
 
 @pytest.mark.parametrize("cosine", [False, True])
 def test_queries_and_corpus_of_two_precisions(cosine: bool) -> None:
-    queries, corpus, search = keys(Q, 1).vectors, keys(N, 2).vectors.double(), Search(cosine=cosine)
+    queries, corpus = keys(Q, 1).vectors, keys(N, 2).vectors.double()
+    search = Search(similarity="cosine" if cosine else "dot")
     first, second = (
         hn.mine(hn.Keys(each), hn.Keys(corpus), torch.arange(Q), "BelowPositive(0.1)", K, search=search).rows
         for each in (queries.float(), queries.float().double())

@@ -81,7 +81,7 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
             found = audit_mined(options, progress, encoding)
         else:
             audited = load_audited_pairs(options, kind)
-            found = audit_pairs(audited, given_rules(options.expressions), options.settings, progress=progress)
+            found = audit_pairs(audited, given_rules(options.negatives), options.settings, progress=progress)
     return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
 
 

@@ -96,7 +96,7 @@ def audit_mined(
         seed=options.settings.seed,
     )
     names = tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts)
-    given = given_rules(options.expressions)
+    given = given_rules(options.negatives)
     listed = rows_of_lists(kept, row_of)
     audited = audit_pairs(replace(pairs, names=names), given, options.settings, listed=listed, progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))

@@ -1,4 +1,4 @@
-"""The ``hardneg`` command: registers the verbs and defines the small ones (explain, evaluate, export, report).
+"""The ``hardneg`` command: registers the verbs and defines the small ones (explain, evaluate, export, report, doctor).
 
 Verbs only read arguments here; the work is imported inside each function, so that ``hardneg --help`` never imports
 torch. Docstrings of verbs are their help texts.
@@ -14,9 +14,10 @@ import typer
 from hardneg.cli.audit import audit
 from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
-from hardneg.cli.flags import Command, verb
+from hardneg.cli.flags import Command, print_version, verb
 from hardneg.cli.mine import mine
 from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
+from hardneg.cli.output import Output
 from hardneg.cli.train import train_app
 from hardneg.io.processes import make_children_safe
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     'Try: hardneg explain "OtherLabel() * Tilt(1.0)" --temperature 0.5',
     no_args_is_help=True,
     rich_markup_mode="rich",
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(train_app, name="train")
@@ -35,19 +36,19 @@ app.command(cls=Command)(compare)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Print the version and exit with ``--version``; shorten the warnings of hardneg for every verb."""
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=print_version, metavar=""),
+    ] = False,
+) -> None:
+    """Shorten the warnings of hardneg for every verb; ``--version`` prints the version."""
     warnings.formatwarning = warning_for_people
-    if version:
-        from hardneg import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 @app.command(cls=Command)
 @verb(ExplainOptions)
-def explain(options: ExplainOptions) -> None:
+def explain(options: ExplainOptions, output: Output) -> None:
     """Explain an expression of the grammar, factor by factor.
 
     Without an expression, list every distribution and schedule with an example.
@@ -61,12 +62,15 @@ def explain(options: ExplainOptions) -> None:
     """
     from hardneg.cli.explain import explain_expression, list_grammar
 
-    list_grammar() if options.expression is None else explain_expression(options.expression, options.temperature)
+    if options.expression is None:
+        list_grammar(output)
+    else:
+        explain_expression(options.expression, options.temperature, output)
 
 
 @app.command(cls=Command)
 @verb(EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> None:
+def evaluate(options: EvaluateOptions, output: Output) -> None:
     """Evaluate a run, saved embeddings, or a text encoder.
 
     Embeddings are evaluated by a linear probe, kNN (k = 200, or the size of a class), 1-NN and uniformity. Text
@@ -84,12 +88,12 @@ def evaluate(options: EvaluateOptions) -> None:
     """
     from hardneg.cli.evaluate import evaluate_and_show
 
-    evaluate_and_show(options)
+    evaluate_and_show(options, output)
 
 
 @app.command(cls=Command)
 @verb(ExportOptions)
-def export(options: ExportOptions) -> None:
+def export(options: ExportOptions, output: Output) -> None:
     """Export the trained encoder of a run to another library's format, and print the code that loads it.
 
     Examples:
@@ -103,12 +107,13 @@ def export(options: ExportOptions) -> None:
 
     more = {"run_code": options.run_code, "normalise": options.normalise}
     path = write(options.run, options.format, options.out, options.weights, **more)
-    typer.echo(f"{printable(path)}\n{how_to_load(options.run, options.format, path)}")
+    code = how_to_load(options.run, options.format, path)
+    output.result({"path": str(path), "code": code}, lambda: typer.echo(f"{printable(path)}\n{code}"))
 
 
 @app.command(cls=Command)
 @verb(ReportOptions)
-def report(options: ReportOptions) -> None:
+def report(options: ReportOptions, output: Output) -> None:
     """Write one self-contained HTML page about runs and comparisons.
 
     Several paths are shown side by side as arms of one page. Without --out, the page is written to the first path.
@@ -121,7 +126,8 @@ def report(options: ReportOptions) -> None:
     from hardneg.core.text import printable
     from hardneg.reporting import write_report
 
-    typer.echo(f"report: {printable(write_report(options.paths, options.out, overwrite=options.overwrite))}")
+    path = write_report(options.paths, options.out, overwrite=options.overwrite)
+    output.result({"report": str(path)}, lambda: typer.echo(f"report: {printable(path)}"))
 
 
 def main() -> None:

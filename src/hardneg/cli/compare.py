@@ -10,11 +10,21 @@ import typer
 from hardneg.cli.errors import errors_for_people, given, read_yaml
 from hardneg.cli.flags import CONTEXT, build, checked_values, parameter, parameters_of, with_parameters
 from hardneg.cli.options import ALWAYS, CompareOptions
-from hardneg.core.errors import ArgumentError, located
+from hardneg.cli.output import Output
+from hardneg.core.errors import ArgumentError, FileError, located
 from hardneg.training.options import RECIPES
 
 
-def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
+@with_parameters(
+    [
+        CONTEXT,
+        *parameters_of(CompareOptions),
+        parameter(
+            "config", Path | None, None, help="YAML file with a list of arms and any option of compare or train."
+        ),
+    ]
+)
+def compare(ctx: typer.Context, config: Path | None, output: Output, **values: Any) -> None:
     """Compare negatives on your data with equal budget, seeds and initial weights; print a table and write a report.
 
     An interrupted comparison resumes when you run the same command again; finished runs are kept.
@@ -46,9 +56,12 @@ def compare(ctx: typer.Context, config: Path | None, **values: Any) -> None:
         if len(options.tune) > 1:
             fix = "tune one option per comparison"
             raise ArgumentError("compare", "--tune once", " and ".join(options.tune), fix)
+        if not options.resume and (Path(options.out) / "request.json").exists():
+            fix = "leave --no-resume out to continue it, or use another --out"
+            raise FileError("compare", "a directory without a comparison", options.out, "which has one", fix)
         tune = read_tune(options.tune[0]) if options.tune else None
         wanted = Comparison(options.arms, options.seeds, common, tune, options.metric)
-        compare_and_show(wanted, options.out, options.jobs, options.allow_other_data)
+        compare_and_show(wanted, options.out, options.jobs, options.allow_other_data, output)
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
@@ -70,15 +83,3 @@ def _from_file(path: Path | None) -> dict[str, Any]:
             values["tune"] = [f"{name}={','.join(map(str, tries))}" for name, tries in tune.items()]
     with located(str(path)):
         return checked_values("compare", values, CompareOptions, *RECIPES.values())
-
-
-with_parameters(
-    compare,
-    [
-        CONTEXT,
-        *parameters_of(CompareOptions),
-        parameter(
-            "config", Path | None, None, help="YAML file with a list of arms and any option of compare or train."
-        ),
-    ],
-)

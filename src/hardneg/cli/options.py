@@ -23,7 +23,9 @@ class RunOptions:
     """Run directory of ``hardneg train`` and how to treat an existing run in it."""
 
     out: str = option("runs", "Run directory.", RUN)
-    resume: bool = option(False, "Resume the run in --out if it exists.", RUN)
+    resume: bool = option(
+        False, "Continue the run in --out if there is one; --no-resume raises instead.", RUN, "--resume/--no-resume"
+    )
     allow_other_data: bool = option(False, "Continue even if the data has changed since the run started.", RUN)
 
 
@@ -48,7 +50,13 @@ class CompareOptions:
     tune: tuple[str, ...] = option(
         (), "Values of one option to try for every arm, such as temperature=0.1,0.2,0.5.", None, "--tune"
     )
-    out: str = option("runs/compare", "Directory of the comparison; an existing comparison is resumed.")
+    out: str = option("runs/compare", "Directory of the comparison.")
+    resume: bool = option(
+        True,
+        "Continue the comparison in --out if there is one; --no-resume raises instead.",
+        None,
+        "--resume/--no-resume",
+    )
     jobs: int | None = option(None, "Maximum number of parallel runs; by default one per core, or two per GPU.", low=1)
     allow_other_data: bool = option(False, "Continue even if the data has changed since the comparison started.")
 
@@ -74,7 +82,6 @@ class EvaluateOptions:
     run_code: bool = option(
         False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."
     )
-    json: bool = option(False, "Print the result as one line of JSON.")
 
 
 @dataclass(frozen=True)
@@ -103,9 +110,7 @@ class ReportOptions:
     """Options of ``hardneg report``: what to show, and where to write the page."""
 
     paths: tuple[str, ...] = argument("One or more run directories or comparisons.")
-    out: str | None = option(
-        None, "HTML file to write; by default report.html in the (first) directory.", None, "--out", "-o"
-    )
+    out: str | None = option(None, "HTML file to write; by default report.html in the (first) directory.")
     overwrite: bool = option(False, "Replace the file even if hardneg did not write it.")
 
 

@@ -47,7 +47,7 @@ from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, 
 from hardneg.mining.engines import Ranks
 from hardneg.mining.explain import no_negatives
 from hardneg.mining.miner import mine
-from hardneg.mining.options import TEMPERATURE
+from hardneg.mining.options import TEMPERATURE, MineOptions
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
@@ -122,16 +122,16 @@ def mine_dataset(
 ) -> Any:
     """Mine negatives for the (anchor, positive) texts of a data set, in a format of sentence-transformers.
 
-    Without options, these are the 3 nearest documents that are no positives, as in
-    sentence-transformers. Two things differ: a document whose text is that of the query is never
-    its negative, and a query has fewer negatives only if the corpus has no more for it. Equal texts
-    are one query or one document.
+    The defaults are those of `hardneg mine`. With any option of sentence-transformers (``named``)
+    they are those of sentence-transformers: the 3 nearest documents that are no positives. Two
+    things differ: a document whose text is that of the query is never its negative, and a query has
+    fewer negatives only if the corpus has no more for it. Equal texts are one query or one document.
 
     Args:
         dataset: Data set, or DataFrame, with a column of anchors and one of positives.
         model: A SentenceTransformer, its path, or a function from a list of texts to vectors [b, d].
-        negatives: Distribution or its expression.
-        k: Number of negatives per query; 3 by default.
+        negatives: Distribution or its expression; ``"BelowPositive(relative=0.05)"`` by default.
+        k: Number of negatives per query; 5 by default.
         draw: ``"top"``, ``"gumbel"`` or ``"categorical"``, as in ``hn.mine``.
         seed: Seed of the draws.
         corpus: Further documents; the positives always belong to the corpus.
@@ -200,6 +200,7 @@ def mine_dataset(
         temperature=temperature,
         near_positive=near_positive,
         near_negative=near_negative,
+        similarity="dot",  # of unit vectors
         search=search or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
         rescore=rescore,
         guide=None if guide is None else texts.embedded(guide),
@@ -409,7 +410,12 @@ def translate(
         raise ArgumentError(
             "mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} among the latter"
         )
-    k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
+    theirs = any(name in given for name in (*_rule_options, *_counterparts))
+    if not theirs and negatives is None:
+        negatives = MineOptions.negatives
+    if k is None:
+        k = given.get("num_negatives", 3) if theirs else MineOptions.k
+    k = check_count("mine", "k", k)
     for name in ("range_min", "range_max"):
         if name in given:
             given[name] = check_count("mine", name, given[name], least=0)

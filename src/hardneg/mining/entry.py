@@ -17,11 +17,11 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.mining import miner
-from hardneg.mining.alignment import warn_of_norms, warn_of_short
+from hardneg.mining.alignment import warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.miner import Mined
+from hardneg.mining.options import MineOptions
 from hardneg.mining.pairs import as_one, numbered_ids
-from hardneg.mining.search import Search
 from hardneg.negatives import Negatives
 
 
@@ -30,8 +30,8 @@ def mine(
     queries: Keys | Tensor,
     corpus: Keys | Tensor,
     positives: Any,
-    negatives: Negatives | str,
-    k: int,
+    negatives: Negatives | str = MineOptions.negatives,
+    k: int = MineOptions.k,
     draw: str = "top",
     seed: int = 0,
     **options: Any,
@@ -46,9 +46,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Mine hard negatives by any distribution of the grammar, for vectors or for a data set of texts.
 
     For vectors: ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)``.
-    Vectors are compared by the dot product as they are, unlike in `hardneg mine`: pass
-    ``search=Search(cosine=True)`` for its cosine. In ``mine(z, z, ...)`` no row is its own
-    negative.
+    Defaults are those of `hardneg mine`: ``"BelowPositive(relative=0.05)"``, 5 negatives, compared
+    by the cosine; ``similarity="dot"`` compares vectors as they are. In ``mine(z, z, ...)`` no row
+    is its own negative.
 
     For texts: ``mine(dataset, model=..., negatives=..., k=...)`` with a ``datasets.Dataset`` of
     (anchor, positive) texts returns a Dataset with the columns of sentence-transformers'
@@ -92,18 +92,16 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if len(given) > len(names):
         raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")
     options = {**dict(zip(names, given, strict=False)), **options}
-    missing = [name for name in names[:4] if options.get(name) is None]
+    missing = [name for name in names[:3] if options.get(name) is None]
     if missing:
-        raise ArgumentError("mine", "queries, corpus, positives, negatives and k, or a data set", f"no {missing[0]}")
+        raise ArgumentError("mine", "queries, corpus and positives, or a data set", f"no {missing[0]}")
     corpus = _keys(options.pop("corpus"))
     positives = numbered_ids(options.pop("positives"), corpus.names)
     if isinstance(options.get("guide"), (tuple, list)):
         options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
     with torch.no_grad():
         mined = miner.mine(*as_one(_keys(queries), corpus), positives, **options)
-    if not isinstance(options.get("search"), Search):
-        warn_of_norms(corpus.vectors)
-    warn_of_short(mined.explanation, options["k"])
+    warn_of_short(mined.explanation, mined.rows.shape[1])
     if corpus.names is None:
         return mined
     rows = mined.rows.numpy()

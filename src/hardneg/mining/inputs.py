@@ -262,7 +262,7 @@ def embeddings(
         if encoder.key is None and not known:
             warn_not_reused(f"The output of {options.encoder or options.model} for the {name}")
         keys[name] = keys.get(name) or encoder.key or key_of_this_run()
-        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
+        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encode {name}", len(texts)))
 
     found, load = [], once(partial(load_encoders, options))
     for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
@@ -340,7 +340,7 @@ def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Mi
         options.query_block,
         device=device,
         candidates=options.candidates,
-        cosine=options.similarity == "cosine",
+        similarity="cosine" if options.similarity == "cosine" else "dot",
         also=tuple(also),
         shards=options.shards,
         fusion=options.fusion,

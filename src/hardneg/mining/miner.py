@@ -12,7 +12,7 @@ share, and is also used by the jobs of ``job.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -32,6 +32,7 @@ from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs, check_vectors
 from hardneg.mining.corpus_scores import CorpusScorer, Rescore
 from hardneg.mining.explain import Explanation
+from hardneg.mining.options import TEMPERATURE, MineOptions, Similarity
 from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
@@ -80,12 +81,13 @@ def mine(
     queries: Keys,
     corpus: Keys,
     positives: Positives,
-    negatives: Negatives | str,
-    k: int,
+    negatives: Negatives | str = MineOptions.negatives,
+    k: int = MineOptions.k,
     draw: str = "top",
     seed: int = 0,
     *,
-    temperature: float = 1.0,
+    similarity: Similarity | None = None,
+    temperature: float = TEMPERATURE,
     near_positive: float | None = None,
     near_negative: float | None = None,
     search: Search | str = "exact",
@@ -94,9 +96,6 @@ def mine(
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
     """Mine k negatives from the corpus for each query, by any distribution, as in training.
-
-    Similarity is the dot product of the vectors as given: normalise them, or pass
-    ``Search(cosine=True)``, for the cosine.
 
     Args:
         queries: Vectors of the queries [q, d]; a query with an id is never matched with the corpus
@@ -111,6 +110,8 @@ def mine(
             replacement from the weights; ``"categorical"``, with replacement. A draw depends only
             on the seed and on the positions of query and candidate.
         seed: Seed of the draws.
+        similarity: ``"cosine"``, or ``"dot"`` for the dot product of the vectors as they are; None
+            is that of ``search``, which is the cosine by default.
         temperature: Divisor of the similarities for tilts; 1 means that ``Tilt(beta)`` is exp(beta
             * similarity).
         near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
@@ -141,6 +142,7 @@ def mine(
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
     check_kind("mine", "search", search, Search, "a Search, or the kind of one")
+    search = search if similarity is None else replace(search, similarity=similarity)
     for name, given in (("rescore", rescore), ("guide", guide)):
         if not (given is None or callable(given) or (name == "guide" and isinstance(given, tuple))):
             what = "a function of queries and rows" + ", or (queries, documents) of a second model" * (name == "guide")

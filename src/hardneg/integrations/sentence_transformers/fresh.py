@@ -22,7 +22,6 @@ from hardneg.mining.checks import check_rule
 from hardneg.mining.miner import mine
 from hardneg.mining.options import TEMPERATURE
 from hardneg.mining.problem import Side, build_problem
-from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.negatives import Negatives, parse
 
@@ -102,7 +101,6 @@ class FreshNegatives:
                 self.positives,
                 self.negatives,
                 self.k,
-                search=Search(cosine=True),
                 **self.options,
             ).rows
         self.rows.copy_(torch.where(found >= 0, found, self.rows))

@@ -46,7 +46,7 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
         ArgumentError: If the value is not allowed; it names the flag and what is allowed.
     """
     flag, got = flag_of(name, rules), repr(value)
-    if rules["among"] and value not in rules["among"]:
+    if rules["among"] and value is not None and value not in rules["among"]:
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
         raise ArgumentError(who, f"{flag} to be {called(kind)}", got)
