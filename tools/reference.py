@@ -8,10 +8,10 @@ import inspect
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo, TyperInfo
@@ -19,6 +19,7 @@ from typer.models import ArgumentInfo, OptionInfo, TyperInfo
 import hardneg as hn
 from hardneg.batching import spec as batches
 from hardneg.cli.app import app
+from hardneg.cli.flags import GENERAL
 from hardneg.core.schedules import registered_schedules
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -55,8 +56,17 @@ def api() -> str:
 # The command line
 
 
+COMMAND_LINE = """# Command line
+
+`hardneg VERB --help` shows the common options of a verb in a terminal, `--help-all` all of them. `hardneg
+--install-completion` installs completion for the shell. Progress bars are drawn on standard error, in terminals only.
+
+## Options of every verb
+"""
+
+
 def command_line() -> str:
-    text = ["# Command line\n", "`hardneg VERB --help` shows the same in a terminal.\n"]
+    text = [COMMAND_LINE, *(f"{table}\n" for table in tables_of({one.name: one for one in GENERAL}))]
     for words, call in verbs(app):
         text.append(f"## hardneg {words}\n")
         about, _, examples = inspect.cleandoc(call.__doc__ or "").partition("Examples:")
@@ -81,13 +91,19 @@ def verbs(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Callable[
 
 
 def options_of(call: Callable[..., Any]) -> list[str]:
+    """The tables of a verb, without the options that every verb has."""
+    general = {one.name for one in GENERAL}
+    own = {name: one for name, one in inspect.signature(call).parameters.items() if name not in general}
+    return tables_of(own)
+
+
+def tables_of(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """One table for each panel of the help."""
-    hints = get_type_hints(call, include_extras=True)
     panels: dict[str, list[str]] = defaultdict(list)
-    for name, parameter in inspect.signature(call).parameters.items():
-        if get_origin(hints[name]) is not Annotated:
+    for name, parameter in parameters.items():
+        if get_origin(parameter.annotation) is not Annotated:
             continue  # the context of typer
-        kind, info = get_args(hints[name])
+        kind, info = get_args(parameter.annotation)
         assert isinstance(info, (ArgumentInfo, OptionInfo))
         panel = str(info.rich_help_panel or "Options")
         if isinstance(info, ArgumentInfo):

@@ -361,7 +361,16 @@ def test_a_guide_judges_the_false_negatives(text: str) -> None:
     queries, corpus, positives = make_data()
     turn = torch.randn(12, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     guide = (queries.vectors @ turn, corpus.vectors @ turn)
-    mined = mine(queries, corpus, positives, text, 5, guide=guide, search=Search(query_block=16, corpus_block=33))
+    mined = mine(
+        queries,
+        corpus,
+        positives,
+        text,
+        5,
+        guide=guide,
+        search=Search(query_block=16, corpus_block=33),
+        similarity="dot",
+    )
     row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
     for i in range(len(queries)):
         judged = guide[1] @ guide[0][i]

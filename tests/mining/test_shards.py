@@ -79,7 +79,8 @@ def mined(negatives: Negatives, draw: str = "top", **how: Any) -> Mined:
     positives = torch.stack([torch.arange(Q) + 100, torch.arange(Q) + 30], 1)  # some of them in other shards
     queries = hn.Keys(queries.vectors, torch.arange(Q) + 60, queries.labels, queries.clusters)
     return hn.mine(
-        queries, corpus, positives, negatives, K, draw=draw, seed=3, search=Search(query_block=8, **how),
+        queries, corpus, positives, negatives, K, draw=draw, seed=3,
+        search=Search(query_block=8, similarity="dot", **how),
         guide=(exact_vectors(Q, 5), exact_vectors(N, 6)),
     )  # fmt: skip
 
@@ -250,7 +251,13 @@ def test_what_equals_the_positive_does_not_count_as_removed(temperature: float) 
     similarity = queries @ corpus.T
     above = int((similarity > similarity[positives, positives][:, None]).sum())
     mined = hn.mine(
-        hn.Keys(queries), hn.Keys(corpus), positives, "BelowPositive(absolute=0.0)", k=2, temperature=temperature
+        hn.Keys(queries),
+        hn.Keys(corpus),
+        positives,
+        "BelowPositive(absolute=0.0)",
+        k=2,
+        temperature=temperature,
+        similarity="dot",
     )
     assert mined.explanation.removed[1] == above
 

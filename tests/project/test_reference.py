@@ -35,6 +35,6 @@ def test_every_public_name_and_distribution_is_there(reference: ModuleType) -> N
         assert f"heading: hn.{name}\n" in pages["api.md"]
     for name in reference.ours(hn.registered_negatives()):
         assert f"### `{name}(" in pages["grammar.md"]
-    for verb in ("mine", "audit", "compare", "evaluate", "report", "explain", "train simclr"):
+    for verb in ("mine", "audit", "compare", "evaluate", "report", "explain", "doctor", "train simclr"):
         assert f"## hardneg {verb}\n" in pages["cli.md"]
     assert "| `-k` | whole number | `5` |" in pages["cli.md"]

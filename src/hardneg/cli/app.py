@@ -14,7 +14,7 @@ import typer
 from hardneg.cli.audit import audit
 from hardneg.cli.compare import compare
 from hardneg.cli.errors import warning_for_people
-from hardneg.cli.flags import Command, print_version, verb
+from hardneg.cli.flags import Command, print_version, verb, with_parameters
 from hardneg.cli.mine import mine
 from hardneg.cli.options import EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
 from hardneg.cli.output import Output
@@ -128,6 +128,21 @@ def report(options: ReportOptions, output: Output) -> None:
 
     path = write_report(options.paths, options.out, overwrite=options.overwrite)
     output.result({"report": str(path)}, lambda: typer.echo(f"report: {printable(path)}"))
+
+
+@app.command(cls=Command)
+@with_parameters([])
+def doctor(output: Output) -> None:
+    """Show versions, device and extras, and what is missing for which verb.
+
+    Examples:
+      hardneg doctor
+
+      hardneg doctor --json
+    """
+    from hardneg.cli.doctor import examine_and_show
+
+    examine_and_show(output)
 
 
 def main() -> None:

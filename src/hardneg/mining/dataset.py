@@ -122,16 +122,16 @@ def mine_dataset(
 ) -> Any:
     """Mine negatives for the (anchor, positive) texts of a data set, in a format of sentence-transformers.
 
-    The defaults are those of `hardneg mine`. With any option of sentence-transformers (``named``)
-    they are those of sentence-transformers: the 3 nearest documents that are no positives. Two
-    things differ: a document whose text is that of the query is never its negative, and a query has
-    fewer negatives only if the corpus has no more for it. Equal texts are one query or one document.
+    Without ``negatives``, these are the 3 nearest documents that are no positives, as in
+    sentence-transformers. Two things differ: a document whose text is that of the query is never
+    its negative, and a query has fewer negatives only if the corpus has no more for it. Equal texts
+    are one query or one document.
 
     Args:
         dataset: Data set, or DataFrame, with a column of anchors and one of positives.
         model: A SentenceTransformer, its path, or a function from a list of texts to vectors [b, d].
-        negatives: Distribution or its expression; ``"BelowPositive(relative=0.05)"`` by default.
-        k: Number of negatives per query; 5 by default.
+        negatives: Distribution or its expression.
+        k: Number of negatives per query; 3 by default as in sentence-transformers, 5 with ``negatives``.
         draw: ``"top"``, ``"gumbel"`` or ``"categorical"``, as in ``hn.mine``.
         seed: Seed of the draws.
         corpus: Further documents; the positives always belong to the corpus.
@@ -410,12 +410,8 @@ def translate(
         raise ArgumentError(
             "mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} among the latter"
         )
-    theirs = any(name in given for name in (*_rule_options, *_counterparts))
-    if not theirs and negatives is None:
-        negatives = MineOptions.negatives
-    if k is None:
-        k = given.get("num_negatives", 3) if theirs else MineOptions.k
-    k = check_count("mine", "k", k)
+    default = 3 if negatives is None else MineOptions.k
+    k = check_count("mine", "k", given.get("num_negatives", default) if k is None else k)
     for name in ("range_min", "range_max"):
         if name in given:
             given[name] = check_count("mine", name, given[name], least=0)

@@ -46,8 +46,8 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Mine hard negatives by any distribution of the grammar, for vectors or for a data set of texts.
 
     For vectors: ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)``.
-    Defaults are those of `hardneg mine`: ``"BelowPositive(relative=0.05)"``, 5 negatives, compared
-    by the cosine; ``similarity="dot"`` compares vectors as they are. In ``mine(z, z, ...)`` no row
+    The defaults are those of `hardneg mine`: ``"BelowPositive(relative=0.05)"``, 5 negatives, the
+    cosine; ``similarity="dot"`` compares vectors as they are. In ``mine(z, z, ...)`` no row
     is its own negative.
 
     For texts: ``mine(dataset, model=..., negatives=..., k=...)`` with a ``datasets.Dataset`` of
@@ -92,7 +92,8 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if len(given) > len(names):
         raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")
     options = {**dict(zip(names, given, strict=False)), **options}
-    missing = [name for name in names[:3] if options.get(name) is None]
+    missing = [name for name in names[:2] if options.get(name) is None]
+    missing += [name for name in names[2:4] if options.get(name, "") is None]
     if missing:
         raise ArgumentError("mine", "queries, corpus and positives, or a data set", f"no {missing[0]}")
     corpus = _keys(options.pop("corpus"))
