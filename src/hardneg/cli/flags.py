@@ -23,7 +23,7 @@ from hardneg.cli.output import Output
 from hardneg.core.errors import ArgumentError, UnknownName, located
 from hardneg.core.options import flag_of
 from hardneg.training.options.base import TrainOptions
-from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text, unless_none
+from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text, plain, unless_none
 
 Options = TypeVar("Options")
 
@@ -323,12 +323,17 @@ def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[st
     hints = get_type_hints(options)
     for one in fields(options):
         if "part" not in one.metadata:
-            yield one.name, one, hints[one.name], dict(one.metadata)
+            yield one.name, one, plain(hints[one.name]), dict(one.metadata)
             continue
         kinds = get_type_hints(hints[one.name])
         for each in _fields_of(one, hints[one.name]):
             panel = one.metadata["panel"] or each.metadata["panel"]
-            yield one.metadata["part"].format(each.name), each, kinds[each.name], {**each.metadata, "panel": panel}
+            yield (
+                one.metadata["part"].format(each.name),
+                each,
+                plain(kinds[each.name]),
+                {**each.metadata, "panel": panel},
+            )
 
 
 def _fields_of(one: Field[Any], kind: type) -> list[Field[Any]]:

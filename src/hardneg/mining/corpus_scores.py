@@ -11,6 +11,7 @@ as in training: ``Scores`` and ``Tile``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -281,7 +282,7 @@ def is_copy(cosine: Tensor, limit: float, dim: int) -> Tensor:
     The computed cosine of a vector with its copy may be slightly below 1; the error of a sum of ``dim`` products grows
     like the square root of ``dim``.
     """
-    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps * dim**0.5
+    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps * math.sqrt(dim)
 
 
 def _with_own(positives: Pairs, query_ids: Tensor | None, corpus_ids: Tensor | None, rows_of: RowsOf) -> Pairs:

@@ -20,7 +20,7 @@ from hardneg.mining import miner
 from hardneg.mining.alignment import warn_of_short
 from hardneg.mining.dataset import is_dataset, mine_dataset
 from hardneg.mining.miner import Mined
-from hardneg.mining.options import MineOptions
+from hardneg.mining.options import Draw, MineOptions, Similarity
 from hardneg.mining.pairs import as_one, numbered_ids
 from hardneg.negatives import Negatives
 
@@ -32,8 +32,10 @@ def mine(
     positives: Any,
     negatives: Negatives | str = MineOptions.negatives,
     k: int = MineOptions.k,
-    draw: str = "top",
+    draw: Draw = "top",
     seed: int = 0,
+    *,
+    similarity: Similarity | None = None,
     **options: Any,
 ) -> Mined: ...
 

@@ -32,9 +32,9 @@ from hardneg.mining.candidates import Finder
 from hardneg.mining.checks import check_inputs, check_vectors
 from hardneg.mining.corpus_scores import CorpusScorer, Rescore
 from hardneg.mining.explain import Explanation
-from hardneg.mining.options import TEMPERATURE, MineOptions, Similarity
+from hardneg.mining.options import TEMPERATURE, Draw, MineOptions, Similarity
 from hardneg.mining.pairs import Positives
-from hardneg.mining.search import Search
+from hardneg.mining.search import Search, SearchKind
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import Negatives, parse
@@ -83,14 +83,14 @@ def mine(
     positives: Positives,
     negatives: Negatives | str = MineOptions.negatives,
     k: int = MineOptions.k,
-    draw: str = "top",
+    draw: Draw = "top",
     seed: int = 0,
     *,
     similarity: Similarity | None = None,
     temperature: float = TEMPERATURE,
     near_positive: float | None = None,
     near_negative: float | None = None,
-    search: Search | str = "exact",
+    search: Search | SearchKind = "exact",
     rescore: Rescore | None = None,
     guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,

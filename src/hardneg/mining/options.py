@@ -16,6 +16,10 @@ from hardneg.core.options import REQUIRED, argument, make_plain, option, part
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """Names of the options that are paths of input files."""
 
+Draw = Literal["top", "gumbel", "categorical"]
+"""How negatives are chosen from the support of a distribution."""
+Fusion = Literal["rrf", "similarity"]
+"""Order of the candidates of several retrievers."""
 Similarity = Literal["cosine", "dot"]
 """How vectors are compared: scaled to unit length, or as they are."""
 
@@ -92,10 +96,10 @@ class MineOptions:
         RULE,
     )
     k: int = option(5, "Number of negatives per query.", RULE, "-k", low=1)
-    draw: str = option("top", "How negatives are drawn.", RULE, among=("top", "gumbel", "categorical"))
+    draw: Draw = option("top", "How negatives are drawn.", RULE, among=get_args(Draw))
     seed: int = option(0, "Seed of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Temperature of tilts: exp(beta * similarity / temperature).", RULE)
-    similarity: str = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))
+    similarity: Similarity = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))
     guide: str | None = option(None, "sentence-transformers model whose scores by='guide' uses.", RULE)
     cross_encoder: str | None = option(None, "CrossEncoder that scores the candidates a second time.", RULE)
     cross_encoder_use: str = option(
@@ -116,7 +120,7 @@ class MineOptions:
     search: str = option("exact", "Search method.", SEARCH, among=("exact", "flat", "ivf", "hnsw", "bm25"))
     bm25: bool = option(False, "Add candidates that share words with the query (BM25).", SEARCH, "--bm25")
     runs: tuple[str, ...] = option((), "TREC run of another retriever, as name=file; can be repeated.", SEARCH, "--run")
-    fusion: str = option("rrf", "Order of the candidates of several retrievers.", SEARCH, among=("rrf", "similarity"))
+    fusion: Fusion = option("rrf", "Order of the candidates of several retrievers.", SEARCH, among=get_args(Fusion))
     quotas: tuple[str, ...] = option(
         (), "Number of negatives from one retriever, such as bm25=2; can be repeated.", SEARCH, "--quota"
     )

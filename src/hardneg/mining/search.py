@@ -7,13 +7,13 @@ users pass it to ``hn.mine``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_among, check_count, check_counts
-from hardneg.mining.options import Similarity
+from hardneg.mining.options import Fusion, Similarity
 
 _query_blocks = {"cpu": 512, "cuda": 8192}
 _block_bytes = 20 << 20  # products of one block on a CPU; larger ones do not fit its caches
@@ -23,6 +23,9 @@ _seconds, _most_shards = 15.0, 256
 _memory, _gpu_share_of_memory = 2 << 30, 8
 most_numbers = 1 << 24
 """Most numbers of gathered vectors held at a time."""
+
+
+SearchKind = Literal["exact", "flat", "ivf", "hnsw", "also"]
 
 
 class Retriever(Protocol):
@@ -83,7 +86,7 @@ class Search:
         tensor([[6.]])
     """
 
-    kind: str = "exact"
+    kind: SearchKind = "exact"
     query_block: int = 0
     corpus_block: int = 0
     device: str | None = None
@@ -92,18 +95,18 @@ class Search:
     similarity: Similarity = "cosine"
     also: tuple[Retriever, ...] = ()
     shards: int = 1
-    precision: str = "auto"
-    fusion: str = "rrf"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    fusion: Fusion = "rrf"
     quotas: tuple[tuple[str, int], ...] = ()
     memory: int = 0
 
     def __post_init__(self) -> None:
-        check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
+        check_among("Search", "kind", self.kind, get_args(SearchKind))
         check_among("Search", "similarity", self.similarity, get_args(Similarity))
         check_among("Search", "precision", self.precision, ("auto", "float32", "bfloat16"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
-        check_among("Search", "fusion", self.fusion, ("rrf", "similarity"))
+        check_among("Search", "fusion", self.fusion, get_args(Fusion))
         for _, number in self.quotas:
             check_count("Search", "quotas", number)
         check_counts("Search", self, "query_block", "corpus_block", "shards", "memory", least=0)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,14 @@ from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, Quic
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
-WEIGHTS = ("last", "best")
+Weights = Literal["last", "best"]
+"""Which weights of a run to use: those of the last epoch, or the best according to the monitor."""
 PREFIXES = ("encoder.", "encoder.encoder.")
 """Prefixes of the encoder's weights in the state of a method; in MoCo v3 a predictor wraps the encoder."""
 
 
 def load_encoder(
-    run: str | Path, weights: str = "last", *, run_code: bool = False, normalise: bool = True
+    run: str | Path, weights: Weights = "last", *, run_code: bool = False, normalise: bool = True
 ) -> nn.Module:
     """Load the trained encoder of a run, in evaluation mode on the CPU.
 
@@ -64,8 +65,8 @@ def load_encoder(
         NoFile: If the run has no such checkpoint.
         FileError: If the checkpoint has the weights of another encoder.
     """
-    if weights not in WEIGHTS:
-        raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
+    if weights not in get_args(Weights):
+        raise ArgumentError("load_encoder", f"weights to be one of {', '.join(get_args(Weights))}", repr(weights))
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)

@@ -11,7 +11,7 @@ import re
 from functools import cache, reduce
 from operator import or_
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import flag_of
@@ -29,7 +29,7 @@ def kinds_of(options: type) -> dict[str, Any]:
 
     Cached, because Python evaluates annotations from their text on every call and a comparison reads many options.
     """
-    return get_type_hints(options)
+    return {name: plain(kind) for name, kind in get_type_hints(options).items()}
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
@@ -130,6 +130,16 @@ def called(kind: Any) -> str:
     kind = unless_none(kind)
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
+
+
+def plain(kind: Any) -> Any:
+    """Return the type, with str for a Literal of words.
+
+    Example:
+        >>> plain(Literal["cosine", "dot"]), plain(int)
+        (<class 'str'>, <class 'int'>)
+    """
+    return str if get_origin(kind) is Literal else kind
 
 
 def unless_none(kind: Any) -> Any:
