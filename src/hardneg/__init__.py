@@ -18,7 +18,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:  # the only list of public names: read by type checkers, and by _names() at run time
     from hardneg import auditing as auditing

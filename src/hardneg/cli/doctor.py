@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from hardneg import __version__
 from hardneg.cli.output import Output
 from hardneg.io.terminal import Terminal
 
@@ -60,7 +61,7 @@ def examine() -> dict[str, Any]:
     requirements = _requirements()
     core = _extra("", "everything", requirements)
     return {
-        "hardneg": metadata.version("hardneg"),
+        "hardneg": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "device": _device(),
