@@ -8,13 +8,13 @@ text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from hardneg.core.options import argument, option, part
-from hardneg.training.options.base import RUN, TrainOptions
+from hardneg.training.options.base import RUN, TrainOptions, Weights
 
-# Choices of --format and --weights, and options of train that every comparison sets for all arms, given or not.
+# Choices of --format, and options of train that every comparison sets for all arms, given or not.
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
-WEIGHTS = ("last", "best")
 ALWAYS = ("data", "epochs", "batch_size")
 
 
@@ -75,8 +75,10 @@ class EvaluateOptions:
         None, "Another labelled data set on which to evaluate the encoder of a run: cifar100, folder:PATH ..."
     )
     data_root: str | None = option(None, "Folder of the data set of --on, if not the default folder.")
-    weights: str = option(
-        "last", "Weights of a run to use: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    weights: Weights = option(
+        "last",
+        "Weights of a run to use: from the last epoch, or the best according to the monitor.",
+        among=get_args(Weights),
     )
     split: str = option("test", "Split of the STS or BEIR data to evaluate.")
     run_code: bool = option(
@@ -91,8 +93,8 @@ class ExportOptions:
     run: str = argument("Run directory.")
     format: str = option("safetensors", "Format to write.", None, "--format", among=FORMATS)
     out: str | None = option(None, "File or folder to write; by default inside the run directory.")
-    weights: str = option(
-        "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    weights: Weights = option(
+        "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=get_args(Weights)
     )
     run_code: bool = option(
         False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,10 @@ from hardneg.training.encoders import ResNetBackbone
 from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
+from hardneg.training.options.base import Weights
 from hardneg.training.runs import Run
 from hardneg.training.text_encoders import Pretrained
 
-Weights = Literal["last", "best"]
-"""Which weights of a run to use: those of the last epoch, or the best according to the monitor."""
 PREFIXES = ("encoder.", "encoder.encoder.")
 """Prefixes of the encoder's weights in the state of a method; in MoCo v3 a predictor wraps the encoder."""
 
@@ -122,7 +121,7 @@ def may_run_code(encoder: str) -> bool:
     return int(str(library.__version__).partition(".")[0]) < 6
 
 
-def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
+def text_encoder_of(run: str | Path, weights: Weights = "last", *, run_code: bool = False) -> TextEncoder:
     """Return the encoder of a run on texts, or on images with texts, as evaluations use it.
 
     Args:
@@ -150,7 +149,7 @@ def options_of(run: Run) -> TrainOptions:
     return kind(**{name: value for name, value in config["options"].items() if name in known})
 
 
-def export(run: str | Path, format: str, out: str | Path | None = None, weights: str = "last", *,
+def export(run: str | Path, format: str, out: str | Path | None = None, weights: Weights = "last", *,
            run_code: bool = False, normalise: bool = True) -> Path:  # fmt: skip
     """Write the encoder of a run in a library's format.
 

@@ -13,13 +13,14 @@ from hardneg.training.data.items import Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import Represent
 from hardneg.training.export import load_encoder, options_of
+from hardneg.training.options.base import Weights
 from hardneg.training.runs import Run
 
 WHO = "evaluate"
 
 
 def transfer(
-    run: str | Path, data: str, data_root: str | None = None, weights: str = "last", *, run_code: bool = False
+    run: str | Path, data: str, data_root: str | None = None, weights: Weights = "last", *, run_code: bool = False
 ) -> dict[str, Any]:
     """Compute the final figures of a run on other data.
 
