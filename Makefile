@@ -69,21 +69,28 @@ reference: .venv/installed ## Write the pages of docs/reference that are generat
 docs: reference ## Build the docs: build/docs/index.html.
 	$(BIN)/zensical build --strict --clean
 
-lock: ## Write constraints.txt and constraints-oldest.txt.
+lock: ## Write constraints.txt, constraints-oldest.txt and requirements-release.txt.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
+	$(PYTHON) tools/lock.py release
 
 results: .venv/installed ## Write docs/results.md from the studies and their JSON files.
 	$(BIN)/python tools/results.py
 
-dist: ## Build a wheel and try it in an empty environment.
-	rm -rf dist build/dist
+# The tools are those of the release workflow, with its hashes; the second environment has nothing but the wheel.
+dist: ## Build a wheel and a source distribution, check them, and try the wheel in an empty environment.
+	rm -rf dist build/lib build/dist build/release
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-release.txt
+	build/release/bin/python -m build --no-isolation > build/release/log || { cat build/release/log; exit 1; }
+	build/release/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv build/dist
-	build/dist/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	build/dist/bin/$(PIP) -c constraints.txt dist/hardneg-*.whl
-	cd build && dist/bin/hardneg --version
+	cd build && dist/bin/hardneg doctor
 	cd build && dist/bin/hardneg explain "OtherLabel() * Tilt(1.0)"
-	cd build && dist/bin/python ../examples/two_views.py
+	$(PYTHON) tools/first_example.py README.md > build/first_example.py
+	build/dist/bin/$(PIP) -c constraints.txt "$$(ls dist/hardneg-*.whl)[eval]"
+	cd build && dist/bin/python first_example.py
 
 bench: .venv/installed ## Measure speed and memory.
 	$(BIN)/$(PIP) -c constraints.txt -e '.[bench]'

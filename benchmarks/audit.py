@@ -69,7 +69,7 @@ def main() -> None:
         results[name] = {**took, "rules": len(found.rows), "anchors": found.num_anchors}
         print(name, results[name], flush=True)
     batch = {"embeddings": z[:512], "labels": labels[:512], "positives": views[:512]}
-    tries = [timed(expressions="Tilt(1.0)", frontier=False, **batch)[1] for _ in range(20)]
+    tries = [timed(negatives="Tilt(1.0)", frontier=False, **batch)[1] for _ in range(20)]
     results["one rule on a batch of 512"] = min(tries, key=lambda took: took["processor_seconds"])
     print("batch", results["one rule on a batch of 512"])
     written = {

@@ -85,7 +85,7 @@ def one(engine: str, folder: Path) -> dict[str, Any]:
         k=K,
         format="ids",
         engine=engine,
-        workers=RAYLETS if engine == "local" else 0,
+        jobs=RAYLETS if engine == "local" else 0,
         shards=8,
         overwrite=True,
     )

@@ -127,7 +127,7 @@ def work(folder: Path, options: argparse.Namespace) -> None:
             negatives=options.negatives,
             k=K,
             format="ids",
-            workers=options.workers,
+            jobs=options.workers,
         ),
         progress_of(begin),
     )

@@ -2,6 +2,7 @@
 
     python tools/lock.py newest     the newest versions that fit together; torch stays as it is pinned
     python tools/lock.py oldest     the lower bounds of pyproject.toml, for `make test-oldest`
+    python tools/lock.py release    requirements-release.txt: what builds and uploads a release, with hashes
 
 pip resolves without installing. No address is written: the index is that of the machine.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 NEWEST, OLDEST = ROOT / "constraints.txt", ROOT / "constraints-oldest.txt"
+RELEASE = ROOT / "requirements-release.txt"
 TOOLS = ("docs", "test", "dev", "bench", "all")  # what users do not install, and what only names other extras
 
 
@@ -40,20 +42,35 @@ def oldest() -> str:
     return "# The lower bounds of pyproject.toml, by `make lock`: `make test-oldest` installs them.\n" + bounds
 
 
-def newest() -> str:
-    torch = pinned(NEWEST)["torch"]
+def resolved(*wanted: str) -> list[dict[str, Any]]:
+    """What pip would install into an empty environment."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         python = Path(folder) / "venv" / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-        wanted = [f"{ROOT}[dev,bench]", f"torch=={torch}"]
-        command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--report", report, *wanted]
-        subprocess.run(command, check=True)
-        found = [one["metadata"] for one in json.loads(report.read_text(encoding="utf-8"))["install"]]
+        command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report]
+        subprocess.run([*command, *wanted], check=True)
+        found: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return found
+
+
+def newest() -> str:
+    found = [one["metadata"] for one in resolved(f"{ROOT}[dev,bench]", f"torch=={pinned(NEWEST)['torch']}")]
     pins = {normal(one["name"]): one["version"].partition("+")[0] for one in found}
     pins.pop("hardneg")
     head = "# The lock of development and CI, by `make lock`; users get the ranges of pyproject.toml.\n"
     return head + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
+
+
+def release() -> str:
+    """With the hashes of the wheels for the runner of the workflow: Linux on x86_64, Python 3.11."""
+    head = "# What builds and uploads a release, by `make lock` on Linux x86_64 with Python 3.11.\n"
+    lines = [
+        f"{normal(one['metadata']['name'])}=={one['metadata']['version']} "
+        f"--hash=sha256:{one['download_info']['archive_info']['hashes']['sha256']}\n"
+        for one in resolved("build", "twine", "setuptools>=77")
+    ]
+    return head + "".join(sorted(lines))
 
 
 def normal(name: str) -> str:
@@ -61,4 +78,6 @@ def normal(name: str) -> str:
 
 
 if __name__ == "__main__":
-    {"newest": lambda: NEWEST.write_text(newest()), "oldest": lambda: OLDEST.write_text(oldest())}[sys.argv[1]]()
+    written = {"newest": (NEWEST, newest), "oldest": (OLDEST, oldest), "release": (RELEASE, release)}
+    path, text = written[sys.argv[1]]
+    path.write_text(text())

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo, TyperInfo
@@ -19,6 +20,7 @@ from typer.models import ArgumentInfo, OptionInfo, TyperInfo
 import hardneg as hn
 from hardneg.batching import spec as batches
 from hardneg.cli.app import app
+from hardneg.cli.flags import GENERAL
 from hardneg.core.schedules import registered_schedules
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -26,49 +28,134 @@ GENERATED = "<!-- Generated from the code by `make reference`; edit the docstrin
 
 
 def pages() -> dict[str, str]:
-    made = {"api.md": api(), "cli.md": command_line(), "grammar.md": grammar()}
+    made = {**api(), "cli.md": command_line(), "grammar.md": grammar()}
     return {name: GENERATED + "\n" + text.rstrip() + "\n" for name, text in made.items()}
 
 
 # The API
 
+ROOMS = {
+    "core": "Vectors with ids, scores, objectives, schedules and diagnosis.",
+    "negatives": "The distributions of negatives and their grammar.",
+    "losses": "Losses as modules.",
+    "search": "Draws from a distribution.",
+    "state": "State between steps: queues, banks, chains, momentum encoders.",
+    "batching": "Which instances share a batch.",
+    "theory": "Bounds and limits of the papers, and estimates of tau_plus.",
+    "mining": "Hard negatives of a corpus.",
+    "auditing": "How hard and how false negatives are.",
+    "judging": "False-negative rates from a budget of judgements.",
+    "training": "Training, comparing and loading encoders.",
+    "papers": "Each paper as one expression.",
+    "integrations": "Losses and samplers for other libraries; the four classes `NegativesLoss` differ by module.",
+    "testing": "The conformance suite for your own distributions.",
+    "errors": "Errors and warnings.",
+}
+"""The pages of the API in order, with their first sentence; the public names `hn.NAME` of a folder are on its page."""
 
-def api() -> str:
-    """One section per package: its public names, then the modules that are public as a whole."""
-    packages: dict[str, list[str]] = defaultdict(list)
+MET = {
+    "core": ("core.diagnose.Diagnosis", "core.schedules.linear", "core.schedules.cosine", "core.schedules.steps",
+             "core.schedules.exponential", "core.schedules.constant", "core.schedules.adaptive"),
+    "negatives": ("negatives.Negatives", "negatives.keep", "negatives.register_hardening"),
+    "losses": ("losses.GradCache", "losses.IndividualTemperatures", "losses.InstanceDiscrimination", "losses.CMC",
+               "losses.neighbour_nce", "losses.binary_nce"),
+    "state": ("state.Cache", "state.Chain", "state.Clusters", "state.MomentumEncoder", "state.Partition"),
+    "batching": ("batching.Plan", "batching.ProximityGraph", "batching.Refresh", "batching.Guard"),
+    "mining": ("mining.dataset.mine_dataset", "mining.Search", "mining.Mined", "mining.Explanation"),
+    "auditing": ("auditing.Audit", "auditing.result.RuleFigures", "auditing.result.Suggestion",
+                 "auditing.result.MinedFindings"),
+    "training": ("training.recipes.run_recipe", "training.options.base.TrainOptions", "comparing.Comparison",
+                 "comparing.compare", "training.augmentation.from_transform"),
+    "integrations": (
+        "integrations.sentence_transformers.NegativesLoss", "integrations.sentence_transformers.CachedNegativesLoss",
+        "integrations.sentence_transformers.HardBatches", "integrations.sentence_transformers.FreshNegatives",
+        "integrations.sentence_transformers.LossCallback", "integrations.sentence_transformers.with_ids",
+        "integrations.sentence_transformers.known_positives", "integrations.lightning.HardBatches",
+        "integrations.lightly.NegativesLoss", "integrations.open_clip.NegativesLoss",
+        "integrations.pytorch_metric_learning.NegativesLoss", "integrations.pytorch_metric_learning.NegativesMiner",
+    ),
+    "errors": ("core.errors.HardnegError", "core.errors.ArgumentError", "core.errors.UnknownName",
+               "core.errors.GrammarError", "core.errors.NotFinite", "core.errors.MissingExtra", "core.errors.FileError",
+               "core.errors.HardnegWarning", "core.errors.MiningWarning"),
+}  # fmt: skip
+"""Further classes and functions that users meet, by page."""
+
+WHOLE = ("papers", "testing")
+"""Modules whose public names are all listed."""
+
+
+class Entry(NamedTuple):
+    """One object of a page: its name as users write it, the path of its definition, and the first line about it."""
+
+    shown: str
+    path: str
+    about: str
+
+
+def api() -> dict[str, str]:
+    """The pages of the API: an overview, and a page per folder."""
+    entries = entries_of_rooms()
+    overview = ["# API\n", "Names as in `import hardneg as hn`. Each page shows signatures, arguments and examples.\n"]
+    made = {}
+    for room, sentence in ROOMS.items():
+        overview.append(f"## [{room}](api/{room}.md)\n\n{sentence}\n")
+        overview.append("| name | |\n| --- | --- |")
+        overview += [f"| [`{each.shown}`](api/{room}.md#{each.path}) | {cell(each.about)} |" for each in entries[room]]
+        overview.append("")
+        sections = [section(each) for each in entries[room]]
+        made[f"api/{room}.md"] = "\n".join([f"# {room}\n", f"{sentence}\n", *sections])
+    return {"api.md": "\n".join(overview), **made}
+
+
+def entries_of_rooms() -> dict[str, list[Entry]]:
+    """The objects of each page: public names first, then the others that users meet."""
+    found: dict[str, list[Entry]] = {room: [] for room in ROOMS}
     for name in sorted(hn.__all__, key=str.lower):
         value = getattr(hn, name)
         if isinstance(value, (ModuleType, str)):
             continue
         home = value.__module__ if hasattr(value, "__module__") else "hardneg.core.types"
-        packages[home.split(".")[1]].append(
-            f"::: {home}.{name}\n    options:\n      heading: hn.{name}\n      toc_label: {name}\n"
-        )
-    order = (
-        "core",
-        "negatives",
-        "losses",
-        "search",
-        "state",
-        "batching",
-        "theory",
-        "mining",
-        "auditing",
-        "judging",
-        "training",
-    )
-    assert set(packages) <= set(order), f"add {set(packages) - set(order)} to the order of the packages"
-    sections = [f"## {package}\n\n" + "\n".join(packages[package]) for package in order if package in packages]
-    whole = [f"## {name}\n\n::: hardneg.{name}\n" for name in ("papers", "testing")]
-    intro = "The names of `import hardneg as hn`, by the package that defines them, then two modules.\n"
-    return "# API\n\n" + intro + "\n" + "\n".join(sections + whole)
+        found[home.split(".")[1]].append(Entry(f"hn.{name}", f"{home}.{name}", first_line(value)))
+    for room in WHOLE:
+        found[room] += [
+            Entry(f"hardneg.{room}.{name}", f"{value.__module__}.{name}", first_line(value))
+            for name, value in vars(importlib.import_module(f"hardneg.{room}")).items()
+            if not name.startswith("_") and getattr(value, "__module__", "").startswith(f"hardneg.{room}")
+        ]
+    for room, paths in MET.items():
+        for path in paths:
+            home, _, name = path.rpartition(".")
+            value = getattr(importlib.import_module(f"hardneg.{home}"), name)
+            found[room].append(Entry(f"hardneg.{path}", f"{value.__module__}.{name}", first_line(value)))
+    return found
+
+
+def section(entry: Entry) -> str:
+    """The directive that renders an object; tools/griffe_examples.py adds the link to its source."""
+    name = entry.path.rpartition(".")[2]
+    return f"::: {entry.path}\n    options:\n      heading: {entry.shown}\n      toc_label: {name}\n"
+
+
+def first_line(value: Any) -> str:
+    """The first paragraph of a docstring on one line; nothing for constants, whose own docstrings Python drops."""
+    about = (inspect.getdoc(value) or "") if callable(value) else ""
+    return " ".join(about.split("\n\n")[0].split())
 
 
 # The command line
 
 
+COMMAND_LINE = """# Command line
+
+`hardneg VERB --help` shows the common options of a verb in a terminal, `--help-all` all of them. `hardneg
+--install-completion` installs completion for the shell. Progress bars are drawn on standard error, in terminals only.
+
+## Options of every verb
+"""
+
+
 def command_line() -> str:
-    text = ["# Command line\n", "`hardneg VERB --help` shows the same in a terminal.\n"]
+    text = [COMMAND_LINE, *(f"{table}\n" for table in tables_of({one.name: one for one in GENERAL}))]
     for words, call in verbs(app):
         text.append(f"## hardneg {words}\n")
         about, _, examples = inspect.cleandoc(call.__doc__ or "").partition("Examples:")
@@ -93,13 +180,19 @@ def verbs(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Callable[
 
 
 def options_of(call: Callable[..., Any]) -> list[str]:
+    """The tables of a verb, without the options that every verb has."""
+    general = {one.name for one in GENERAL}
+    own = {name: one for name, one in inspect.signature(call).parameters.items() if name not in general}
+    return tables_of(own)
+
+
+def tables_of(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """One table for each panel of the help."""
-    hints = get_type_hints(call, include_extras=True)
     panels: dict[str, list[str]] = defaultdict(list)
-    for name, parameter in inspect.signature(call).parameters.items():
-        if get_origin(hints[name]) is not Annotated:
+    for name, parameter in parameters.items():
+        if get_origin(parameter.annotation) is not Annotated:
             continue  # the context of typer
-        kind, info = get_args(hints[name])
+        kind, info = get_args(parameter.annotation)
         assert isinstance(info, (ArgumentInfo, OptionInfo))
         panel = str(info.rich_help_panel or "Options")
         if isinstance(info, ArgumentInfo):
@@ -185,6 +278,7 @@ def arguments(section: str) -> str:
 
 
 def main() -> None:
+    (FOLDER / "api").mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
 

@@ -18,7 +18,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:  # the only list of public names: read by type checkers, and by _names() at run time
     from hardneg import auditing as auditing
@@ -54,8 +54,11 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg.losses.global_softmax import EMC2 as EMC2
     from hardneg.losses.global_softmax import SogCLR as SogCLR
     from hardneg.mining import mine as mine
+    from hardneg.negatives import AtMost as AtMost
     from hardneg.negatives import BelowPositive as BelowPositive
+    from hardneg.negatives import ClippedTilt as ClippedTilt
     from hardneg.negatives import From as From
+    from hardneg.negatives import Gaussian as Gaussian
     from hardneg.negatives import Hardening as Hardening
     from hardneg.negatives import Known as Known
     from hardneg.negatives import OtherCluster as OtherCluster

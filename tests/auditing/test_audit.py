@@ -345,16 +345,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"positives": "labels"}, 'ids or "label"'),
     ({"positives": "label"}, "needs labels of anchors and candidates"),
     ({"positives": torch.tensor([0, 1, 2, 9])}, "audit needs positives that are in the corpus, got id 9"),
-    ({"expressions": "BelowPositive(0.1)"}, "needs positives, got embeddings"),
-    ({"expressions": "OtherLabel()"}, "needs labels"),
-    ({"expressions": "SameCluster()"}, "needs groups"),
+    ({"negatives": "BelowPositive(0.1)"}, "needs positives, got embeddings"),
+    ({"negatives": "OtherLabel()"}, "needs labels"),
+    ({"negatives": "SameCluster()"}, "needs groups"),
     (
-        {"expressions": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
+        {"negatives": 'BelowPositive(0.1, by="guide")', "positives": torch.rand(4, 3)},
         "need no guide",
     ),
-    ({"expressions": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
-    ({"expressions": "ClippedTilt(1.0)"}, "do not depend on a batch"),
-    ({"expressions": [3]}, "text or distributions"),
+    ({"negatives": "Tilt(linear(1.0, 0.0))"}, "got a schedule"),
+    ({"negatives": "ClippedTilt(1.0)"}, "do not depend on a batch"),
+    ({"negatives": [3]}, "text or distributions"),
     ({"frontier": False}, "at least one expression"),
     ({"temperature": 0.0}, "temperature above 0"),
     ({"tau_plus": 1.0}, "tau_plus"),
@@ -398,7 +398,14 @@ def test_copies_are_near_duplicates_at_a_cosine_of_1(unit: bool) -> None:
     """The cosine of a vector with its copy is 1 but for rounding, in float32 often below."""
     z = torch.randn(150, 37, generator=torch.Generator().manual_seed(0))
     assert not bool(((normalize(z, dim=-1) * normalize(z, dim=-1)).sum(-1) >= 1).all())  # the trap is there
-    found = audit(torch.cat([z, z]), "Rank(0, 1)", near_duplicate=1.0, frontier=False, normalize=unit, num_anchors=300)
+    found = audit(
+        torch.cat([z, z]),
+        "Rank(0, 1)",
+        near_duplicate=1.0,
+        frontier=False,
+        similarity="cosine" if unit else "dot",
+        num_anchors=300,
+    )
     nearest = (torch.cat([z, z]) @ torch.cat([z, z]).T).fill_diagonal_(-math.inf).argmax(1)
     copies = float((nearest == (torch.arange(300) + 150) % 300).double().mean())
     assert found.rows[0].near_duplicates == pytest.approx(1.0 if unit else copies)
@@ -459,7 +466,7 @@ def test_a_corpus_that_is_the_embeddings_has_no_row_against_itself() -> None:
 
 def test_dot_products_as_they_are() -> None:
     z = torch.tensor([[2.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
-    found = audit(z, "Uniform()", normalize=False, frontier=False, near_duplicate=0.99)
+    found = audit(z, "Uniform()", similarity="dot", frontier=False, near_duplicate=0.99)
     assert found.rows[0].similarity == pytest.approx((4 + 4 + 0) / 3)
     assert found.rows[0].near_duplicates == pytest.approx((0.5 + 0.5 + 0) / 3)
 

@@ -80,7 +80,7 @@ def test_from_end_to_end(files: dict[str, str], tmp_path: Path) -> None:
     """JSON, terminal and page say the same numbers, and those are hn.audit's."""
     out = tmp_path / "out"
     result = call(
-        files["z"], "--labels", files["labels"], "--positives", files["views"], "-e", "Tilt(3.0)", "-e",
+        files["z"], "--labels", files["labels"], "--positives", files["views"], "-n", "Tilt(3.0)", "-n",
         "BelowPositive(0.1)", "--temperature", "0.3", "--tau-plus", "0.1", "--wanted-false-negatives", "0.3",
         "--num-anchors", "50", "--seed", "3", "--out", str(out),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_run_directory(tmp_path: Path) -> None:
     z, _, labels = make_data(60)
     save_embeddings(tmp_path / "embeddings.npz", z[:40], labels[:40], z[40:], labels[40:])
     for split, size in (("test", 20), ("train", 40)):
-        result = call(str(tmp_path), "--split", split, "-o", str(tmp_path / split), "--no-frontier", "-e", "Uniform()")
+        result = call(str(tmp_path), "--split", split, "-o", str(tmp_path / split), "--no-frontier", "-n", "Uniform()")
         assert result.exit_code == 0, result.output
         stored = json.loads((tmp_path / split / "audit.json").read_text())
         assert stored["num_candidates"] == size
@@ -157,7 +157,7 @@ def test_labels_and_embeddings_in_any_format(kind: str, files: dict[str, str], t
             pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'mine'")
             pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
         more = ["--label-column", "kind"]
-    result = call(path, *more, "-e", "Rank(0, 3)", "--no-frontier", "-o", str(tmp_path / "out"))
+    result = call(path, *more, "-n", "Rank(0, 3)", "--no-frontier", "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     stored = json.loads((tmp_path / "out" / "audit.json").read_text())
     wanted = hn.audit(torch.from_numpy(z), "Rank(0, 3)", labels=torch.from_numpy(labels), frontier=False).rows[0]
@@ -318,7 +318,7 @@ def test_what_the_disk_refuses_is_no_wrong_input(files: dict[str, str], tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("hardneg.auditing.result.Audit.write_json", full)
-    result = call(files["z"], "-e", "Uniform()", "--no-frontier", "-o", str(tmp_path / "out"))
+    result = call(files["z"], "-n", "Uniform()", "--no-frontier", "-o", str(tmp_path / "out"))
     assert result.exit_code == 1
     assert "No space left" in result.output
 
@@ -354,8 +354,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["{z}", "--labels", "{dir}/nowhere.npy"], "file of labels that exists"),
     (["{z}", "--labels", "{z}"], "labels [n] that are integers or text"),
     (["{z}", "--positives", "{narrow}"], "second view (6, 3)"),
-    (["{z}", "-e", "BelowPositive(0.1)"], "needs positives, got embeddings"),
-    (["{z}", "-e", "Tlit(1.0)"], "Did you mean Tilt?"),
+    (["{z}", "-n", "BelowPositive(0.1)"], "needs positives, got embeddings"),
+    (["{z}", "-n", "Tlit(1.0)"], "Did you mean Tilt?"),
     (["{z}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
     (["{z}", "--corpus-embeddings", "{z}"], "give --judgements"),
     (["{z}", "--corpus-embeddings", "{narrow}", "--judgements", "{dir}/none.tsv"], "none.tsv that match the ids"),
@@ -374,7 +374,7 @@ WRONG: list[tuple[list[str], str]] = [
         "audit needs a finished run, got {dir}/begun/embeddings.npz, which is missing; give its command again",
     ),
     (["{z}", "--temperature", "0"], "temperature above 0"),
-    (["{z}", "--no-frontier"], "got none and no frontier; give --expression, or leave the frontier on"),
+    (["{z}", "--no-frontier"], "got none and no frontier; give --negatives, or leave the frontier on"),
 ]
 
 
@@ -406,7 +406,7 @@ def test_help_teaches() -> None:
         "Examples:",
         "hardneg audit mined.parquet",
         "--wanted-false-negatives",
-        "--expression",
+        "--negatives",
         "--judgements",
     ):
         assert part in text

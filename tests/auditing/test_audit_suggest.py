@@ -48,7 +48,7 @@ def suggested(data: tuple[Tensor, Tensor, Tensor], wanted: float) -> Audit:
     z, views, labels = data
     return audit(
         z, positives=views, labels=labels, temperature=TEMPERATURE, wanted_false_negatives=wanted, frontier=False,
-        expressions="Uniform()",
+        negatives="Uniform()",
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_a_suggestion_has_the_same_effect_in_mine(temperature: float) -> None:
     judged = [[int(own[i]), *(j for j in range(120, 600) if topic[j] == topic[i])] for i in range(120)]
     found = audit(
         queries, corpus=corpus, positives=own, held_out_judgements=judged, temperature=temperature,
-        wanted_false_negatives=0.2, frontier=False, expressions="Uniform()",
+        wanted_false_negatives=0.2, frontier=False, negatives="Uniform()",
     )  # fmt: skip
     tilt = next(one for one in found.suggestions if one.family == "Tilt")
     assert tilt.temperature == temperature

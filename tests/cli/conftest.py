@@ -19,7 +19,9 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, TrainOptions, 
     """What the verb hands over to the recipe, which is not run."""
     seen: list[tuple[str, TrainOptions, Path, bool]] = []
 
-    def note(recipe: str, options: TrainOptions, out: Path, resume: bool, allow_other_data: bool) -> dict[str, Any]:
+    def note(
+        recipe: str, options: TrainOptions, out: Path, resume: bool, allow_other_data: bool, quiet: bool
+    ) -> dict[str, Any]:
         seen.append((recipe, options, out, resume))
         return {}
 

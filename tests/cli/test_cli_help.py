@@ -87,14 +87,14 @@ def test_nothing_of_the_help_is_cut_at_80_columns(recipe: str) -> None:
 
 
 def test_nothing_of_the_bar_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1280.0])
+    clock = iter([0.0, 0.0128])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     out = StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
-    with training_setup.progress_bar(False, 100_000, 0, 256, console) as show:
+    with training_setup.progress_bar(False, 100_000, 99_998, 256, console) as show:
         show({"step": 99_999, "epoch": 998, "loss": 4.1234, "hardness": -0.123})
     assert "…" not in out.getvalue()
-    assert re.search(r"99999/100000 epoch 999 loss 4.123 hardness -0.12 20000 images/s", out.getvalue())
+    assert re.search(r"train \S+ +99999/100000 epoch 999 loss 4.123 hardness -0.12 20000/s", out.getvalue())
 
 
 @pytest.mark.skipif(os.name == "nt", reason="processor time of POSIX")

@@ -101,7 +101,7 @@ def test_the_modules_here_would_be_run_by_an_unsafe_python(folder: Path) -> None
 
 def test_explain_and_mine_run_nothing_of_the_current_folder(folder: Path) -> None:
     assert "Tilt" in ran(folder, "explain", "OtherLabel() * Tilt(1.0)")
-    assert "Wrote" in ran(folder, *MINE, "-o", "mined.jsonl", "--workers", "2", "--shards", "4")
+    assert "Wrote" in ran(folder, *MINE, "-o", "mined.jsonl", "--jobs", "2", "--shards", "4")
 
 
 @pytest.mark.long
@@ -116,10 +116,10 @@ def test_no_verb_runs_anything_of_the_current_folder(folder: Path) -> None:
     ran(folder, "train", "simclr", *SHORT, "--encoder", "own-code/encoders.py:build", "--out", "runs/own")
     planned = ["--batches", "proximity(num_candidates=20, num_neighbours=10, refresh=2)", "--epochs", "3"]
     ran(folder, "train", "simclr", *SHORT[:2], *SHORT[4:], *planned, "--out", "runs/planned")
-    ran(folder, *MINE, "-o", "a.jsonl", "--workers", "2", "--shards", "4", "--import", "own-code/rules.py")
+    ran(folder, *MINE, "-o", "a.jsonl", "--jobs", "2", "--shards", "4", "--import", "own-code/rules.py")
     texts = ["mine", "texts.jsonl", "-n", "Uniform()", "-k", "2"]
-    ran(folder, *texts, "-o", "b.jsonl", "--encoder", "own-code/encoders.py:encode", "--bm25", "--workers", "2")
-    ran(folder, *texts, "-o", "c.parquet", "--model", model, "--workers", "1")
+    ran(folder, *texts, "-o", "b.jsonl", "--encoder", "own-code/encoders.py:encode", "--bm25", "--jobs", "2")
+    ran(folder, *texts, "-o", "c.parquet", "--model", model, "--jobs", "1")
     ran(folder, "audit", "runs/simclr", "--out", "audited")
     ran(folder, "audit", "a.jsonl", "--corpus-embeddings", "corpus.npy", "--query-embeddings", "queries.npy",
         "--judgements", "pairs.csv", "--out", "mined-audit")  # fmt: skip
@@ -134,11 +134,11 @@ def test_no_verb_runs_anything_of_the_current_folder(folder: Path) -> None:
 def test_ray_workers_run_nothing_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs the extra 'ray'")
-    ran(folder, *MINE, "-o", "one.jsonl", "--workers", "1")
+    ran(folder, *MINE, "-o", "one.jsonl", "--jobs", "1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with tempfile.TemporaryDirectory() as sockets:  # a short path, in which no other cluster is found
         monkeypatch.setenv("RAY_TMPDIR", sockets)
-        ran(folder, *MINE, "-o", "ray.jsonl", "--engine", "ray", "--workers", "2", "--shards", "3")
+        ran(folder, *MINE, "-o", "ray.jsonl", "--engine", "ray", "--jobs", "2", "--shards", "3")
     assert (folder / "ray.jsonl").read_text() == (folder / "one.jsonl").read_text()
 
 

@@ -17,7 +17,7 @@ import hardneg.mining.estimate
 from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.cli.app import app
 from hardneg.cli.audit import audit
-from hardneg.cli.flags import from_file
+from hardneg.cli.flags import GENERAL, from_file
 from hardneg.cli.mine import mine
 from hardneg.core.errors import ArgumentError, UnknownName
 from hardneg.mining.options import Columns, MineOptions
@@ -29,13 +29,13 @@ def names_of(*options: type) -> set[str]:
 
 def test_every_option_of_mine_is_a_flag_and_only_three_are_not_options() -> None:
     columns = {f"{name}_column" for name in names_of(Columns)}
-    flags = set(inspect.signature(mine).parameters)
+    flags = set(inspect.signature(mine).parameters) - {one.name for one in GENERAL}
     assert flags - {"ctx", "config", "dry_run", "explain"} == (names_of(MineOptions) | columns)
 
 
 def test_every_option_of_audit_is_a_flag() -> None:
     columns = {f"{name}_column" for name in ("query", "query_id", "corpus", "corpus_id")}
-    flags = set(inspect.signature(audit).parameters)
+    flags = set(inspect.signature(audit).parameters) - {one.name for one in GENERAL}
     assert flags - {"ctx", "config", "out", "overwrite"} == (names_of(AuditOptions, Settings) | columns)
 
 
@@ -72,12 +72,12 @@ def test_a_file_gives_what_the_flags_give_and_flags_win(tmp_path: Path, received
 
 def test_parts_and_lists_of_audit(tmp_path: Path, received: list[Any]) -> None:
     file = tmp_path / "audit.yaml"
-    file.write_text("expressions: [Tilt(1.0), 'Rank(0, 5)']\nnum-anchors: 9\nfrontier: false\n")
+    file.write_text("negatives: [Tilt(1.0), 'Rank(0, 5)']\nnum-anchors: 9\nfrontier: false\n")
     same = ("audit", "x.npy", "--out", str(tmp_path / "out"))
-    hardneg_(*same, "-e", "Tilt(1.0)", "-e", "Rank(0, 5)", "--num-anchors", "9", "--no-frontier")
+    hardneg_(*same, "-n", "Tilt(1.0)", "-n", "Rank(0, 5)", "--num-anchors", "9", "--no-frontier")
     hardneg_(*same, "--config", str(file))
     assert received[0] == received[1]
-    assert received[0].expressions == ("Tilt(1.0)", "Rank(0, 5)")
+    assert received[0].negatives == ("Tilt(1.0)", "Rank(0, 5)")
     assert received[0].settings == Settings(num_anchors=9, frontier=False)
 
 
@@ -87,10 +87,10 @@ def test_a_wrong_file_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(UnknownName) as unknown:
         from_file("mine", file, MineOptions)
     assert unknown.value.nearest == "candidates"
-    for line in ("k: many", "k: 0", "scores: 3", "expressions: [1, 2]"):
+    for line in ("k: many", "k: 0", "scores: 3", "negatives: [1, 2]"):
         file.write_text(line)
         with pytest.raises(ArgumentError) as wrong:
-            from_file("mine", file, AuditOptions if line.startswith("expr") else MineOptions)
+            from_file("mine", file, AuditOptions if line.startswith("neg") else MineOptions)
         assert line.partition(":")[0] in str(wrong.value)
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from hardneg.auditing import audit
 from hardneg.auditing.page import audit_page
 from hardneg.cli.app import app
-from hardneg.cli.progress import progress_bars
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning, argument_error, flags_in_errors, spelled
 from hardneg.io.arrays import read_npy
 from hardneg.io.tables import read_table
+from hardneg.io.terminal import progress_bars
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
 from support.vectors import make_unit_vectors
@@ -36,14 +36,14 @@ MINE = ["mine", "z.npy", "--corpus-embeddings", "d.npy", "--judgements", "j.csv"
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [
-        ([*MINE, "--draw", "best"], "--draw best"),
+        ([*MINE, "--draw", "best"], "--draw to be one of top, gumbel, categorical, got 'best'"),
         ([*MINE, "--near-positive", "3"], "--near-positive 3.0"),
-        ([*MINE, "--search", "magic"], "--search magic"),
+        ([*MINE, "--search", "magic"], "--search to be one of exact, flat, ivf, hnsw, bm25, got 'magic'"),
         ([*MINE, "--search", "bm25", "--near-negative", "0.9"], "--search bm25"),
         ([*MINE, "--format", "n-tuple", "-k", "9"], "-k 9"),
         (["audit", "z.npy", "--num-anchors", "0"], "--num-anchors 0"),
-        (["audit", "z.npy", "-e", "BelowPositive(0.1)"], "--positives"),
-        (["audit", "z.npy", "-e", "OtherLabel()"], "--labels"),
+        (["audit", "z.npy", "-n", "BelowPositive(0.1)"], "--positives"),
+        (["audit", "z.npy", "-n", "OtherLabel()"], "--labels"),
     ],
 )
 def test_messages_name_the_flags(data: Path, arguments: list[str], flag: str) -> None:
@@ -79,7 +79,7 @@ def test_a_k_above_the_corpus_and_rows_of_ids_are_warned_of(data: Path) -> None:
 
 
 def test_the_output_begins_with_its_first_line(data: Path) -> None:
-    for arguments in ([*MINE, "-k", "2", "--format", "ids"], ["audit", "z.npy", "--no-frontier", "-e", "Tilt(1.0)"]):
+    for arguments in ([*MINE, "-k", "2", "--format", "ids"], ["audit", "z.npy", "--no-frontier", "-n", "Tilt(1.0)"]):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0
         assert done.output.splitlines()[0].strip()
@@ -94,7 +94,7 @@ def test_help_fits_80_columns() -> None:
 
 def test_false_negatives_are_in_the_title_only_where_they_are_known() -> None:
     z = make_unit_vectors(8, 4)
-    plain, labelled = audit(z, frontier=False, expressions="Uniform()"), audit(z, labels=[0, 1] * 4)
+    plain, labelled = audit(z, frontier=False, negatives="Uniform()"), audit(z, labels=[0, 1] * 4)
     assert "How hard are the negatives" in audit_page(plain)
     assert "How hard and how false are the negatives" in audit_page(labelled)
     assert "Hardness and false negatives" not in plain.table()
@@ -131,9 +131,9 @@ def test_a_stage_that_comes_again_has_one_bar(
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress_bars() as bars:
         for steps in (1, 2, 3):
-            done = bars("searching", steps)
-            bars("choosing", 1)(1)
+            done = bars("search", steps)
+            bars("choose", 1)(1)
             done(steps)
-    frame = capsys.readouterr().out.split("\x1b[?25h")[0].split("\x1b[2K")[-1]
-    assert frame.count("searching") == frame.count("choosing") == 1
+    frame = capsys.readouterr().err.split("\x1b[?25h")[0].split("\x1b[2K")[-1]
+    assert frame.count("search") == frame.count("choose") == 1
     assert "3/3" in frame

@@ -69,7 +69,7 @@ def test_warm_up_then_hard_batches_and_evaluation_on_the_training_set(tmp_path: 
     for plan in seen.values():
         assert sorted(plan.order.tolist()) == list(range(40))
     logs = [line for line in trainer.state.log_history if "loss" in line]
-    temperatures = [line["negatives/effective_temperature"] for line in logs]
+    temperatures = [line["hardneg/effective_temperature"] for line in logs]
     assert temperatures == sorted(temperatures), "the tilt goes to 0"
     assert temperatures[0] == pytest.approx(0.05 / (1 + 1.0 - 0.1), rel=1e-3)  # step 1 of 10
 
@@ -157,7 +157,7 @@ def test_an_iterable_data_set_trains_without_ids(tmp_path: Path) -> None:
     streamed = datasets.Dataset.from_dict(rows(40)).to_iterable_dataset()
     trainer = trainer_of(tmp_path, loss, streamed, LossCallback(loss), max_steps=4)
     trainer.train()
-    assert "negatives/hardness" in trainer.state.log_history[0]
+    assert "hardneg/hardness" in trainer.state.log_history[0]
 
 
 def test_the_callback_alone_keeps_the_state_of_a_wrapped_loss(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_negatives_are_those_of_mine_with_the_model_as_it_is(tmp_path: Path)
         found, used, _ = expected[step]
         assert torch.equal(found, used)
     assert not torch.equal(expected[3][1], expected[9][1]), "the model has moved"
-    ages = [line["negatives/age"] for line in trainer.state.log_history if "loss" in line]
+    ages = [line["hardneg/age"] for line in trainer.state.log_history if "loss" in line]
     assert ages == [1.0, 0.0, 2.0, 1.0, 0.0]  # logs of steps 2, 4, 6, 8, 10; before the refresh of the same step
 
 

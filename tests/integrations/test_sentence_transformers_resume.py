@@ -88,7 +88,7 @@ def test_killed_and_resumed(name: str, ran: Ran) -> None:
     for key, value in theirs.items():
         assert torch.equal(ours[key], value), key
     history = json.loads((folder / "whole" / "history.json").read_text())
-    assert all("negatives/hardness" in line for line in history if "loss" in line)
+    assert all("hardneg/hardness" in line for line in history if "loss" in line)
 
 
 def test_resuming_without_the_plan_raises(ran: Ran) -> None:

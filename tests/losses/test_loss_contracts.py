@@ -170,3 +170,16 @@ def test_a_guide_judges_pairings_with_positives_by_label(impl):
     found = loss.of(made(0).guided(made(1)))
     wanted = hn.ContrastiveLoss("BelowPositive(0.05, by='guide')", impl="streamed", reduction="none")
     torch.testing.assert_close(found, wanted.of(made(0).guided(made(1))))
+
+
+@pytest.mark.parametrize("labels", [None, torch.arange(16) % 3])
+def test_the_mean_is_another_name_of_the_mean_over_anchors(labels: torch.Tensor | None) -> None:
+    z1, z2 = torch.randn(2, 16, 8)
+    more = {} if labels is None else {"positives": "label"}
+    one, same = (hn.ContrastiveLoss("Tilt(1.0)", reduction=name, **more) for name in ("mean", "anchors"))
+    assert torch.equal(one(z1, z2, labels=labels), same(z1, z2, labels=labels))
+    scores = hn.two_views(z1, z2, 0.5, labels=labels)
+    pairs = hn.info_nce(scores, hn.Tilt(1.0).log_weights(scores))
+    weights = torch.rand(32)
+    assert torch.equal(hn.reduce(pairs, scores, "mean"), hn.reduce(pairs, scores))
+    assert torch.equal(hn.reduce(pairs, scores, "mean", weights), hn.reduce(pairs, scores, "anchors", weights))

@@ -281,9 +281,9 @@ def by_module(case: Case, impl: str) -> Tensor:
     )
     guide = None if case.guides is None else [*case.guides, *(part.guide for part in case.pools)]
     pool = [part.keys() for part in case.pools] if case.kind == "pool" else None
-    views = (case.views, None) if len(case.views) > 2 else case.views
+    first, second = (case.views, None) if len(case.views) > 2 else case.views
     temperature = case.temperature if of_each else None
-    return loss(*views, case.ids, case.labels, pool, case.clusters, temperature=temperature, guide=guide)
+    return loss(first, second, case.ids, case.labels, pool, case.clusters, temperature=temperature, guide=guide)
 
 
 def by_functions(case: Case) -> Tensor:

@@ -98,15 +98,15 @@ def test_mine_and_audit_warn_of_shifted_ids() -> None:
 def test_an_audit_notes_what_is_misaligned() -> None:
     queries, corpus = make_pairs()
     with pytest.warns(HardnegWarning, match="Are the ids aligned"):
-        found = audit(queries, corpus=corpus, positives=torch.arange(1, 121), frontier=False, expressions="Uniform()")
+        found = audit(queries, corpus=corpus, positives=torch.arange(1, 121), frontier=False, negatives="Uniform()")
     assert any("1 too large" in note for note in found.notes)
     forget_warnings()
     with pytest.warns(HardnegWarning, match="Are the ids aligned"):
-        audit(queries, positives=corpus[1:121], frontier=False, expressions="Uniform()")  # a second view
+        audit(queries, positives=corpus[1:121], frontier=False, negatives="Uniform()")  # a second view
     lists = torch.randint(120, 400, (120, 5), generator=torch.Generator().manual_seed(0))
     with pytest.warns(HardnegWarning, match="mined negatives are no closer than random candidates"):
         audit(queries, corpus=corpus, positives=torch.arange(120), mined=lists, frontier=False)
-    fine = audit(queries, corpus=corpus, positives=torch.arange(120), frontier=False, expressions="Uniform()")
+    fine = audit(queries, corpus=corpus, positives=torch.arange(120), frontier=False, negatives="Uniform()")
     assert not any("aligned" in note for note in fine.notes)
 
 

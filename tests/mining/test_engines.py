@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> MineOptions:
         similarity="dot",
         query_block=16,
         k=5,
-        workers=1,
+        jobs=1,
     )
 
 
@@ -80,7 +80,7 @@ def test_shards_and_processes_change_nothing(files: MineOptions, rule: str) -> N
     files = replace(files, **RULES[rule])  # type: ignore[arg-type]
     whole = mined(files)
     assert mined(files, shards=7) == whole
-    assert mined(files, shards=11, workers=2, query_block=23) == whole
+    assert mined(files, shards=11, jobs=2, query_block=23) == whole
     rows = [json.loads(line) for line in whole.splitlines()]
     sizes = {len(row["negative_ids"]) for row in rows}
     assert (min(sizes) < files.k) == (rule == "short queries")
@@ -100,7 +100,7 @@ def test_a_killed_worker_is_replaced(files: MineOptions, tmp_path: Path, monkeyp
     sys.modules[__name__].compute = compute  # type: ignore[attr-defined]
     compute.__qualname__, compute.__module__ = "compute", __name__
     with pytest.warns(HardnegWarning, match="killed"):
-        assert mined(files, shards=7, workers=2) == whole
+        assert mined(files, shards=7, jobs=2) == whole
     assert killed.exists()
 
 
@@ -110,7 +110,7 @@ def test_an_error_of_a_worker_is_raised_here(files: MineOptions) -> None:
     np.save(files.corpus_embeddings, corpus)  # type: ignore[arg-type]
     for workers in (1, 2):
         with raises(NotFinite, who="mine", got="row 777"):
-            mined(files, shards=5, workers=workers)
+            mined(files, shards=5, jobs=workers)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1, 1, 2), (1,), ()])
@@ -197,7 +197,7 @@ def test_parts_by_command(files: MineOptions, tmp_path: Path) -> None:
         "16",
         "--shards",
         "4",
-        "--workers",
+        "--jobs",
         "1",
         "--similarity",
         "dot",
@@ -296,7 +296,7 @@ def test_ray_goes_on_when_a_raylet_is_killed(
         format="ids",
         query_block=8,
         shards=12,
-        workers=1,
+        jobs=1,
         k=3,
     )
     whole = mined(texts, cache=str(tmp_path / "one"))

@@ -15,6 +15,7 @@ from hardneg.core.errors import ArgumentError, MiningWarning
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import NEVER, Keys, Scores, Tags
 from hardneg.mining import Mined, Search, mine
+from hardneg.mining.options import MineOptions
 from hardneg.negatives import Negatives, parse
 from support.errors import raises
 from support.grids import grid
@@ -365,7 +366,16 @@ def test_a_guide_judges_the_false_negatives(text: str) -> None:
     queries, corpus, positives = make_data()
     turn = torch.randn(12, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     guide = (queries.vectors @ turn, corpus.vectors @ turn)
-    mined = mine(queries, corpus, positives, text, 5, guide=guide, search=Search(query_block=16, corpus_block=33))
+    mined = mine(
+        queries,
+        corpus,
+        positives,
+        text,
+        5,
+        guide=guide,
+        search=Search(query_block=16, corpus_block=33),
+        similarity="dot",
+    )
     row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
     for i in range(len(queries)):
         judged = guide[1] @ guide[0][i]
@@ -484,21 +494,28 @@ def test_what_is_missing_is_reported_once_in_a_call(
 
 
 @pytest.mark.parametrize(
-    ("scale", "options", "warned"),
+    ("options", "ids"),
     [
-        (1.0, {}, False),
-        (3.0, {}, False),
-        ([1.0, 1.0, 5.0, 5.0], {}, True),
-        ([1.0, 1.0, 5.0, 5.0], {"search": "exact"}, True),
-        ([1.0, 1.0, 5.0, 5.0], {"search": Search(cosine=False)}, False),
+        ({}, [1, 2]),
+        ({"search": Search()}, [1, 2]),
+        ({"similarity": "dot"}, [2, 1]),
+        ({"similarity": "dot", "search": Search()}, [2, 1]),
+        ({"search": Search(similarity="dot")}, [2, 1]),
+        ({"similarity": "cosine", "search": Search(similarity="dot")}, [1, 2]),
     ],
 )
-def test_vectors_of_different_norms_are_reported(scale: Any, options: dict[str, Any], warned: bool) -> None:
-    corpus = torch.tensor(scale)[..., None] * torch.eye(4)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        mine(Keys(torch.eye(4)), Keys(corpus), torch.arange(4), "Uniform()", 2, **options)
-    assert ["norms of 1 to 5" in str(warning.message) for warning in found] == [True] * warned
+def test_the_cosine_is_the_default_similarity(options: dict[str, Any], ids: list[int]) -> None:
+    corpus = torch.tensor([[1.0, 0.0], [0.8, 0.6], [3.0, 4.0]])
+    found = mine(torch.tensor([[1.0, 0.0]]), corpus, [0], "Uniform()", 2, **options)
+    assert found.ids.tolist() == [ids]
+
+
+def test_the_defaults_are_those_of_the_command_line() -> None:
+    corpus = torch.nn.functional.normalize(torch.randn(40, 8), dim=-1)
+    found = mine(corpus[:3], corpus, torch.tensor([1, 2, 3]))
+    same = mine(corpus[:3], corpus, torch.tensor([1, 2, 3]), MineOptions.negatives, MineOptions.k)
+    assert torch.equal(found.rows, same.rows)
+    assert found.rows.shape == (3, 5)
 
 
 def test_what_was_mined_is_shown_by_counts() -> None:

@@ -100,7 +100,7 @@ def test_files_of_others_are_replaced_only_with_overwrite(job: MineOptions) -> N
 def test_audits_write_over_nothing_of_others(tmp_path: Path) -> None:
     np.save(tmp_path / "z.npy", np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32))
     out = tmp_path / "audit"
-    call = ["audit", str(tmp_path / "z.npy"), "-o", str(out), "--no-frontier", "-e", "Uniform()"]
+    call = ["audit", str(tmp_path / "z.npy"), "-o", str(out), "--no-frontier", "-n", "Uniform()"]
     for _ in range(2):  # the second replaces what the first has made
         assert CliRunner().invoke(app, call).exit_code == 0
     for name in ("audit.html", "audit.json"):
@@ -391,7 +391,6 @@ def test_numbers_and_nesting_beyond_python(name: str, content: str, tmp_path: Pa
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-12, 1.0, 1e19, 1e30, 2.0**120])
 def test_the_cosine_of_far_numbers(scale: float) -> None:
     """Vectors of any length have the neighbours and the cosine of their directions."""
-    from hardneg.mining import Search
 
     rows = torch.randn(40, 8, dtype=torch.float64)
     grid = (rows * 64).round().clamp(-127, 127)
@@ -399,12 +398,8 @@ def test_the_cosine_of_far_numbers(scale: float) -> None:
     far = (grid * scale).float()
     if scale == 1e-42:  # what is left of numbers this small
         grid = far.double() / scale
-    usual = hn.mine(
-        hn.Keys(grid[:10]), hn.Keys(grid[10:]), torch.arange(10), "Uniform()", k=3, search=Search(cosine=True)
-    )
-    found = hn.mine(
-        hn.Keys(far[:10]), hn.Keys(far[10:]), torch.arange(10), "Uniform()", k=3, search=Search(cosine=True)
-    )
+    usual = hn.mine(hn.Keys(grid[:10]), hn.Keys(grid[10:]), torch.arange(10), "Uniform()", k=3)
+    found = hn.mine(hn.Keys(far[:10]), hn.Keys(far[10:]), torch.arange(10), "Uniform()", k=3)
     torch.testing.assert_close(found.scores.double(), usual.scores, rtol=0, atol=1e-6)
     assert float((found.rows == usual.rows).float().mean()) > 0.9
     audited, wanted = (hn.audit(each, "Rank(0, 5)", frontier=False).rows[0] for each in (far, grid))

@@ -64,7 +64,7 @@ def test_several_processes_read_the_pieces_of_their_parent(tmp_path: Path) -> No
     outputs = []
     for workers in (1, 4):
         options = MineOptions(
-            queries=str(tmp_path / "q.npy"), corpus_embeddings=str(tmp_path / "c.npy"), shards=4, workers=workers,
+            queries=str(tmp_path / "q.npy"), corpus_embeddings=str(tmp_path / "c.npy"), shards=4, jobs=workers,
             judgements=str(tmp_path / "judged.tsv"), out=str(tmp_path / f"{workers}.jsonl"), format="ids",
             negatives="Ring(0.2, 0.4)", query_block=32,
         )  # fmt: skip

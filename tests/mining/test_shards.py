@@ -79,7 +79,8 @@ def mined(negatives: Negatives, draw: str = "top", **how: Any) -> Mined:
     positives = torch.stack([torch.arange(Q) + 100, torch.arange(Q) + 30], 1)  # some of them in other shards
     queries = hn.Keys(queries.vectors, torch.arange(Q) + 60, queries.labels, queries.clusters)
     return hn.mine(
-        queries, corpus, positives, negatives, K, draw=draw, seed=3, search=Search(query_block=8, **how),
+        queries, corpus, positives, negatives, K, draw=draw, seed=3,
+        search=Search(query_block=8, similarity="dot", **how),
         guide=(exact_vectors(Q, 5), exact_vectors(N, 6)),
     )  # fmt: skip
 
@@ -229,7 +230,7 @@ def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.Monkey
 
     def mined() -> Mined:
         keys = hn.Keys(queries), hn.Keys(corpus)
-        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7, cosine=True))
+        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7))
 
     monkeypatch.setattr(DocumentBlock, "of", classmethod(of))
     fast = mined()
@@ -250,14 +251,21 @@ def test_what_equals_the_positive_does_not_count_as_removed(temperature: float) 
     similarity = queries @ corpus.T
     above = int((similarity > similarity[positives, positives][:, None]).sum())
     mined = hn.mine(
-        hn.Keys(queries), hn.Keys(corpus), positives, "BelowPositive(absolute=0.0)", k=2, temperature=temperature
+        hn.Keys(queries),
+        hn.Keys(corpus),
+        positives,
+        "BelowPositive(absolute=0.0)",
+        k=2,
+        temperature=temperature,
+        similarity="dot",
     )
     assert mined.explanation.removed[1] == above
 
 
 @pytest.mark.parametrize("cosine", [False, True])
 def test_queries_and_corpus_of_two_precisions(cosine: bool) -> None:
-    queries, corpus, search = keys(Q, 1).vectors, keys(N, 2).vectors.double(), Search(cosine=cosine)
+    queries, corpus = keys(Q, 1).vectors, keys(N, 2).vectors.double()
+    search = Search(similarity="cosine" if cosine else "dot")
     first, second = (
         hn.mine(hn.Keys(each), hn.Keys(corpus), torch.arange(Q), "BelowPositive(0.1)", K, search=search).rows
         for each in (queries.float(), queries.float().double())

@@ -102,7 +102,8 @@ def test_heavy_import_is_caught() -> None:
 def test_public_names() -> None:
     """Pinned: a name is added here on purpose, and everything else is found in its package."""
     names = """
-        BelowPositive From Hardening Known OtherCluster OtherLabel Rank Ring SameCluster Threshold Tilt Uniform
+        AtMost BelowPositive ClippedTilt From Gaussian Hardening Known OtherCluster OtherLabel Rank Ring SameCluster
+        Threshold Tilt Uniform
         parse registered_negatives draw NEVER Keys Scores two_views cross_views score from_matrix
         info_nce jsd sigmoid surrogate reduce diagnose ContrastiveLoss EMC2 SogCLR Queue Bank
         build_graph walk ProximityBatchSampler mine audit judge load_encoder
@@ -110,6 +111,12 @@ def test_public_names() -> None:
         auditing batching core judging losses mining negatives papers schedules state theory __version__
     """
     assert sorted(dir(hn)) == sorted(names.split())
+
+
+def test_every_name_of_the_grammar_is_public() -> None:
+    for name, cls in hn.registered_negatives().items():
+        if cls.__module__.startswith("hardneg."):
+            assert getattr(hn, name) is cls
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

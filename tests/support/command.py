@@ -17,8 +17,8 @@ def hardneg(*arguments: str, columns: int = 250) -> Any:
 
 
 @cache
-def help_of(*verb: str, columns: int = 250) -> str:
-    done = hardneg(*verb, "--help", columns=columns)
+def help_of(*verb: str, columns: int = 250, flag: str = "--help-all") -> str:
+    done = hardneg(*verb, flag, columns=columns)
     assert done.exit_code == 0
     return done.output
 

@@ -127,9 +127,9 @@ class AuditedPairs:
             part = self.candidates.part(low, high)
             found = anchors @ part.T
             directions = part if self.unit else unit(part)
-            close = is_copy(found if self.unit else unit(anchors) @ directions.T, cosine)
+            close = is_copy(found if self.unit else unit(anchors) @ directions.T, cosine, part.shape[1])
             for place, vectors in positives:
-                close[place] |= is_copy(vectors @ directions.T, cosine)
+                close[place] |= is_copy(vectors @ directions.T, cosine, part.shape[1])
             similarity[:, low:high], near[:, low:high] = found, close
         return ComparedAnchors(rows, similarity, near)
 

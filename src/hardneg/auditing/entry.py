@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -24,20 +24,20 @@ from hardneg.auditing.result import Audit
 from hardneg.auditing.rules import Expressions, given_rules
 from hardneg.auditing.sampling import audit_pairs
 from hardneg.batching.plan import Plan
-from hardneg.core.errors import ArgumentError, argument_error, check_callable, optional
+from hardneg.core.errors import ArgumentError, argument_error, check_among, check_callable, optional
 from hardneg.core.types import Given, Keys
 from hardneg.io.functions import loading_model
 from hardneg.mining.dataset import as_dataset, is_dataset
 from hardneg.mining.encode import vectors_of
 from hardneg.mining.judgements import Tag
 from hardneg.mining.miner import Mined
-from hardneg.mining.options import TEMPERATURE
+from hardneg.mining.options import TEMPERATURE, Similarity
 from hardneg.mining.pairs import Positives, RowsOf, numbered_ids
 
 
 def audit(
     embeddings: Given | Keys | Any = None,
-    expressions: Expressions = (),
+    negatives: Expressions = (),
     *,
     corpus: Given | Keys = None,
     positives: Positives | str | None = None,
@@ -59,7 +59,7 @@ def audit(
     seed: int = 0,
     wanted_false_negatives: float | None = None,
     frontier: bool = True,
-    normalize: bool = True,
+    similarity: Similarity = "cosine",
     memory: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
@@ -69,7 +69,7 @@ def audit(
         embeddings: Anchors [a, d] as a tensor, an array or Keys. They are also the candidates unless ``corpus`` is
             given. Alternatively a ``datasets.Dataset`` with columns anchor, positive and negatives, or with documents
             and labels 0 and 1; its texts are embedded by ``model``.
-        expressions: Rules to measure, as text in the grammar or as distributions, one or several.
+        negatives: Rules to measure, as text in the grammar or as distributions, one or several.
         corpus: Candidates [n, d]. Their labels and groups are those of the Keys (``labels``, ``clusters``).
         positives: Vectors of a second view [a, d]; ids of candidates as in ``mine``; or ``"label"``, which draws one
             row with the anchor's label. With None the first judgement of each query is its positive, if there is any.
@@ -97,7 +97,7 @@ def audit(
         seed: Seed of the sample of anchors and of positives drawn by label.
         wanted_false_negatives: Search for the hardest rules whose false-negative rate is at most this share.
         frontier: Whether to measure a default set of rules too; False for logging during training.
-        normalize: Whether to scale vectors to unit length; False uses the dot product of the vectors as they are.
+        similarity: ``"cosine"``, or ``"dot"`` for the dot product of the vectors as they are.
         memory: GiB for the similarities with a corpus of more than 256 MiB, which may be memory-mapped. The corpus is
             read once for as many anchors as fit.
         progress: Called with (anchors done, anchors in all).
@@ -120,7 +120,8 @@ def audit(
     settings = Settings(
         temperature, tau_plus, near_duplicate, num_anchors, seed, wanted_false_negatives, frontier, memory
     )
-    rules = given_rules(expressions)
+    check_among("audit", "similarity", similarity, get_args(Similarity))
+    rules = given_rules(negatives)
     planners = [batches] if isinstance(batches, (str, Plan)) else list(batches)
     if is_dataset(embeddings):
         embeddings, corpus, positives, mined = read_dataset(embeddings, model)
@@ -146,7 +147,7 @@ def audit(
             held_out_judgements=held_out_judgements,
             labels=labels,
             groups=groups,
-            normalize=normalize,
+            normalize=similarity == "cosine",
             seed=seed,
         )
         listed = None if mined is None else listed_rows(audited, mined)

@@ -90,7 +90,7 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
             found = audit_mined(options, progress, encoding)
         else:
             audited = load_audited_pairs(options, kind)
-            found = audit_pairs(audited, given_rules(options.expressions), options.settings, progress=progress)
+            found = audit_pairs(audited, given_rules(options.negatives), options.settings, progress=progress)
             found = with_batches(found, audited, options.batches, options.batch_size)
     return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
 
@@ -265,7 +265,7 @@ def audit_mined(
         seed=options.settings.seed,
     )
     names = tuple(corpus.ids if corpus.named or corpus.texts is None else corpus.texts)
-    given = given_rules(options.expressions)
+    given = given_rules(options.negatives)
     listed = rows_of_lists(kept, row_of)
     audited = audit_pairs(replace(pairs, names=names), given, options.settings, listed=listed, progress=progress)
     return replace(audited, mined=found, notes=(*audited.notes, *origin.notes, *_lost(lists, where, row_of)))

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from hardneg.core.errors import ArgumentError, argument_error, check_among, check_counts, check_range, check_seed
 from hardneg.core.options import argument, make_plain, option, part
-from hardneg.mining.options import TEMPERATURE, Columns, manifest_of
+from hardneg.mining.options import TEMPERATURE, Columns, Similarity, manifest_of
 
 KNOWN, MINED, RULES, LOOK = "Labels and judgements", "Source of a mined file", "Rules", "Sample and similarity"
 PANELS = (KNOWN, MINED, RULES, LOOK)
 """The panels of the help."""
 
 # The options that each kind of input reads, for check_unused.
-_always = {"input", "expressions", "settings", "columns", "similarity", "imports", "batches", "batch_size"}
+_always = {"input", "negatives", "settings", "columns", "similarity", "imports", "batches", "batch_size"}
 _judged = {"judgements", "held_out_judgements"}
 _judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
@@ -87,9 +88,7 @@ class AuditOptions:
     """
 
     input: str = argument("Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
-    expressions: tuple[str, ...] = option(
-        (), "Rule to measure, such as 'Tilt(2.0)'; may be repeated.", RULES, "--expression", "-e"
-    )
+    negatives: tuple[str, ...] = option((), "Rule to measure, such as 'Tilt(2.0)'; may be repeated.", RULES)
     settings: Settings = field(default_factory=Settings, metadata=part())
     batches: tuple[str, ...] = option(
         (), "Planner of batches to measure, such as 'proximity()' or 'knn()'; may be repeated.", RULES
@@ -124,9 +123,9 @@ class AuditOptions:
         (), "Python file that defines your own distributions; may be repeated.", RULES, "--import"
     )
     similarity: str | None = option(
-        None, "cosine or dot; default: as in the manifest of a mined file, else cosine.", LOOK
+        None, "Similarity of vectors; default: as in the manifest, else cosine.", LOOK, among=get_args(Similarity)
     )
-    split: str | None = option(None, "Split of a run to audit: train or test (default).", LOOK)
+    split: str | None = option(None, "Split of a run to audit; default: test.", LOOK, among=("train", "test"))
 
     def __post_init__(self) -> None:
         for name, known in (("similarity", ("cosine", "dot")), ("split", ("train", "test"))):
@@ -142,7 +141,7 @@ class AuditOptions:
         check_counts("audit", self, "batch_size", least=2)
         for text in self.batches:
             parse_batches(text)
-        check_rules(given_rules(self.expressions), positives=True, labels=True, groups=True)
+        check_rules(given_rules(self.negatives), positives=True, labels=True, groups=True)
 
     def reads(self) -> list[Path]:
         """Return every file and folder that the options name as input."""

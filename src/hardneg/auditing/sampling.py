@@ -216,7 +216,7 @@ def _checked_rules(
         some = rows[: min(64, max(1, _for_thresholds // len(audited.candidates)))]
         rules += default_rules(audited.has_positives, thresholds(audited.scores(audited.compare(some), 1.0)), rules)
     if not rules:
-        fix = f"give {spelled('audit', 'expressions')}, or leave the frontier on"
+        fix = f"give {spelled('audit', 'negatives')}, or leave the frontier on"
         raise ArgumentError("audit", "at least one expression", "none and no frontier", fix)
     known = {
         "positives": audited.has_positives,

@@ -24,20 +24,53 @@ from hardneg.cli.flags import (
     with_config_file,
     with_parameters,
 )
-from hardneg.cli.progress import progress_bars
+from hardneg.cli.output import Output
 
 if TYPE_CHECKING:
     from hardneg.auditing.result import Audit
 
+COMMON = (
+    "input",
+    "negatives",
+    "labels",
+    "positives",
+    "judgements",
+    "corpus",
+    "corpus_embeddings",
+    "temperature",
+    "wanted_false_negatives",
+    "num_anchors",
+    "similarity",
+    "out",
+    "config",
+)
+"""Parameters that the short help shows."""
 
-def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **values: Any) -> None:
+
+@with_parameters(
+    [
+        CONTEXT,
+        *parameters_of(AuditOptions, PANELS),
+        parameter("out", str, "audit", "--out", "-o", help="Folder for audit.html and audit.json."),
+        parameter(
+            "overwrite",
+            bool,
+            False,
+            "--overwrite",
+            help="Replace files there even if hardneg audit did not write them.",
+        ),
+        CONFIG,
+    ],
+    COMMON,
+)
+def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, output: Output, **values: Any) -> None:
     """Measure how hard and how false negatives are before you train on them: a table, an HTML page and a JSON file.
 
     Labels, groups or judgements define which negatives are false. Without them the audit shows how hard the negatives
     are, how concentrated, and how many are near-duplicates.
 
     Examples:
-      hardneg audit embeddings.npy --labels labels.npy -e "Tilt(1.0)" -e "Ring(0.01, 0.1)" -o audit
+      hardneg audit embeddings.npy --labels labels.npy -n "Tilt(1.0)" -n "Ring(0.01, 0.1)" -o audit
 
       hardneg audit runs/simclr --temperature 0.2 --tau-plus 0.1 --wanted-false-negatives 0.02
 
@@ -57,25 +90,7 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, **
     with errors_for_people(flags={"audit": flags, "mine": flags}):
         options = build(AuditOptions, with_config_file(ctx, "audit", config, values, AuditOptions), "audit")
         _check_out(out, options, overwrite)
-        _show(_audit(options), options, out, overwrite)
-
-
-with_parameters(
-    audit,
-    [
-        CONTEXT,
-        *parameters_of(AuditOptions, PANELS),
-        parameter("out", str, "audit", "--out", "-o", help="Folder for audit.html and audit.json."),
-        parameter(
-            "overwrite",
-            bool,
-            False,
-            "--overwrite",
-            help="Replace files there even if hardneg audit did not write them.",
-        ),
-        CONFIG,
-    ],
-)
+        _show(_audit(options, output), options, out, overwrite, output)
 
 
 def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
@@ -92,17 +107,17 @@ def _check_out(out: str, options: AuditOptions, overwrite: bool) -> None:
         check_output("audit", file, reads, overwrite=overwrite, is_ours=lambda f=file, ours=is_ours: ours(f))  # type: ignore[misc]
 
 
-def _audit(options: AuditOptions) -> Audit:
+def _audit(options: AuditOptions, output: Output) -> Audit:
     """Run the audit with progress bars."""
     from hardneg.auditing.files import audit_files
 
-    with progress_bars() as bars:
+    with output.bars() as bars:
         bar = cache(bars)  # the same bar in every call
-        return audit_files(options, lambda done, total: bar("anchors", total)(done), bars)
+        return audit_files(options, lambda done, total: bar("audit", total)(done), bars)
 
 
-def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> None:
-    """Write audit.json and audit.html, then print the table."""
+def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool, output: Output) -> None:
+    """Write audit.json and audit.html, then print the result."""
     from rich.text import Text
 
     from hardneg.auditing.terminal import show
@@ -114,6 +129,10 @@ def _show(found: Audit, options: AuditOptions, out: str, overwrite: bool) -> Non
     with locked(folder / ".lock", "audit", patience=60.0, remove=True):  # two audits at once must not mix their files
         _check_out(out, options, overwrite)
         files = (found.write_json(folder / "audit.json"), found.write_html(folder / "audit.html"))
-    console = Terminal()  # print last: the reader of a pipe may stop early, as `head` does
-    show(found, console)
-    console.print(Text(f"{files[1]} and {files[0]}"))
+
+    def print_table() -> None:
+        console = Terminal()
+        show(found, console)
+        console.print(Text(f"{files[1]} and {files[0]}"))
+
+    output.result(found.to_dict(), print_table)  # last: the reader of a pipe may stop early, as `head` does

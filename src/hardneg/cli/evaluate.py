@@ -6,21 +6,19 @@ embeddings. The measures are in ``hardneg.training.evaluation``.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from hardneg.cli.options import EvaluateOptions
-from hardneg.cli.progress import progress_bars
+from hardneg.cli.output import Output
 from hardneg.core.errors import ArgumentError, NoFile
 
 if TYPE_CHECKING:
+    from hardneg.io.terminal import Bars
     from hardneg.training.evaluation.texts import TextEncoder
 
 
-def evaluate_and_show(options: EvaluateOptions) -> None:
+def evaluate_and_show(options: EvaluateOptions, output: Output) -> None:
     """Run the evaluation the options ask for and print it as a table, or as one line of JSON.
 
     Raises:
@@ -31,18 +29,18 @@ def evaluate_and_show(options: EvaluateOptions) -> None:
 
     with_texts = bool(options.sts or options.beir or options.classification)
     _check_combination(options, with_texts)
-    if options.on:
-        from hardneg.training.export import transfer
+    with output.bars() as bars:
+        if options.on:
+            from hardneg.training.export import transfer
 
-        found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
-    elif with_texts:
-        found = _evaluate_texts(options)
-    else:
-        found = _evaluate_embeddings(Path(options.path))
-    if options.json:
-        typer.echo(json.dumps(found))
-    else:
-        show_text_evaluations(found) if with_texts else show_evaluation(found)
+            bars("evaluate", None)
+            found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
+        elif with_texts:
+            found = _evaluate_texts(options, bars)
+        else:
+            bars("evaluate", None)
+            found = _evaluate_embeddings(Path(options.path))
+    output.result(found, lambda: show_text_evaluations(found) if with_texts else show_evaluation(found))
 
 
 def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
@@ -58,7 +56,7 @@ def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
         raise ArgumentError("evaluate", "--weights last for the saved embeddings of a run", "--weights best", fix)
 
 
-def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
+def _evaluate_texts(options: EvaluateOptions, bars: Bars) -> dict[str, Any]:
     """Evaluate a text encoder, or the encoder of a run, on each given benchmark.
 
     Returns:
@@ -75,10 +73,12 @@ def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
     )
     found: dict[str, Any] = {}
     if options.sts:
+        bars("evaluate sts", None)
         from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
 
         found["sts"] = sts_figures(evaluate_sts(read_sts(options.sts, options.split), encoder))
     if options.beir:
+        bars("evaluate beir", None)
         from hardneg.training.evaluation.retrieval import evaluate_retrieval, read_beir
 
         found["retrieval"] = evaluate_retrieval(read_beir(options.beir, options.split), encoder)
@@ -86,8 +86,8 @@ def _evaluate_texts(options: EvaluateOptions) -> dict[str, Any]:
         from hardneg.training.evaluation.classification import evaluate_classification, read_classification
 
         tasks = read_classification(options.classification)
-        with progress_bars() as bars:
-            found["classification"] = evaluate_classification(tasks, encoder, bars("tasks", len(tasks)))
+        done = bars("evaluate classification", len(tasks))
+        found["classification"] = evaluate_classification(tasks, encoder, done)
     return found
 
 

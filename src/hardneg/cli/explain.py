@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from hardneg.cli.output import Output
 from hardneg.core.errors import check_range
 from hardneg.core.schedules import Schedule, registered_schedules
 from hardneg.core.text import printable, summary
@@ -18,19 +19,25 @@ from hardneg.io.terminal import Terminal
 from hardneg.negatives import Negatives, parse, registered_negatives
 
 
-def list_grammar() -> None:
+def list_grammar(output: Output) -> None:
     """Print every registered distribution and schedule with an example."""
-    console = Terminal()
-    console.print(_table("Distributions, joined by *", registered_negatives()))
-    console.print(_table("Schedules, wherever a number stands", registered_schedules()))
+    negatives, schedules = _listed(registered_negatives()), _listed(registered_schedules())
+
+    def show() -> None:
+        console = Terminal()
+        console.print(_table("Distributions, joined by *", negatives))
+        console.print(_table("Schedules, wherever a number stands", schedules))
+
+    output.result({"distributions": negatives, "schedules": schedules}, show)
 
 
-def explain_expression(text: str, temperature: float) -> None:
+def explain_expression(text: str, temperature: float, output: Output) -> None:
     """Print what each factor of an expression does, and remarks on the expression as a whole.
 
     Args:
         text: Expression of the grammar. Factors with schedules are described at the start and end of training.
         temperature: Temperature of the loss, for the effective temperature of a tilt.
+        output: Where to print: as text or as JSON.
 
     Raises:
         GrammarError: The text is not an expression of the grammar.
@@ -38,17 +45,25 @@ def explain_expression(text: str, temperature: float) -> None:
     """
     check_range("explain", "--temperature", temperature, 1e-6, math.inf, open_high=True)
     negatives = parse(text)
-    console = Terminal()
-    table = Table(title=Text(printable(repr(negatives))), title_justify="left")
-    table.add_column("factor")
-    table.add_column("what it does")
     total = max([getattr(schedule, "steps", None) or 100 for schedule in negatives.schedules()], default=100)
     begin, end = negatives.at(0, total), negatives.at(total, total)
-    for factor, *ends in zip(negatives.factors, begin.factors, end.factors, strict=True):
-        table.add_row(Text(printable(repr(factor))), Text(printable(_what_it_does(*ends))))
-    console.print(table)
-    for sentence in _remarks(negatives, begin, end, temperature):
-        console.print(Text(printable(sentence)))
+    effects = [
+        {"factor": repr(factor), "effect": _what_it_does(*ends)}
+        for factor, *ends in zip(negatives.factors, begin.factors, end.factors, strict=True)
+    ]
+    remarks = _remarks(negatives, begin, end, temperature)
+
+    def show() -> None:
+        console = Terminal()
+        table = Table("factor", "what it does", title=Text(printable(repr(negatives))), title_justify="left")
+        for one in effects:
+            table.add_row(Text(printable(one["factor"])), Text(printable(one["effect"])))
+        console.print(table)
+        for sentence in remarks:
+            console.print(Text(printable(sentence)))
+
+    found = {"expression": repr(negatives), "temperature": temperature, "factors": effects, "remarks": remarks}
+    output.result(found, show)
 
 
 def _what_it_does(begin: Negatives, end: Negatives) -> str:
@@ -85,11 +100,17 @@ def _tilt(negatives: Negatives) -> float:
     return sum(float(factor.slope) for factor in negatives.factors)  # type: ignore[arg-type]
 
 
-def _table(title: str, classes: Mapping[str, type[Negatives] | type[Schedule]]) -> Table:
-    """Return a table of registered classes with their summaries and first examples."""
-    table = Table(title=title, title_justify="left")
-    for column in ("name", "what it is", "example"):
-        table.add_column(column)
-    for name, cls in sorted(classes.items()):
-        table.add_row(name, Text(summary(cls)), Text(cls.examples[0] if cls.examples else f"{name}()"))
+def _listed(classes: Mapping[str, type[Negatives] | type[Schedule]]) -> list[dict[str, str]]:
+    """Return the name, the summary and the first example of each registered class."""
+    return [
+        {"name": name, "summary": summary(cls), "example": cls.examples[0] if cls.examples else f"{name}()"}
+        for name, cls in sorted(classes.items())
+    ]
+
+
+def _table(title: str, entries: list[dict[str, str]]) -> Table:
+    """Return a table of registered classes."""
+    table = Table("name", "what it is", "example", title=title, title_justify="left")
+    for one in entries:
+        table.add_row(one["name"], Text(one["summary"]), Text(one["example"]))
     return table

@@ -2,14 +2,15 @@
 
 Each option is declared once, as a field made by ``hardneg.core.options.option``. From it follow its flag
 (`parameters_of`), its name in YAML files (`checked_values`), its checks, and its place in the dataclass that the work
-receives (`build`). Small verbs use the decorator `verb`; mine, audit, compare and train call the parts themselves,
-because they add flags of their own.
+receives (`build`). The decorator `with_parameters` makes a command with these flags and those of every verb
+(`GENERAL`); `Command` shows the common flags in ``--help`` and all of them in ``--help-all``. Small verbs use the
+decorator `verb`; mine, audit, compare and train call the parts themselves, because they add flags of their own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
@@ -18,16 +19,17 @@ import typer
 from typer.core import TyperCommand
 
 from hardneg.cli.errors import errors_for_people, given, read_yaml
+from hardneg.cli.output import Output
 from hardneg.core.errors import ArgumentError, UnknownName, located
 from hardneg.core.options import flag_of
 from hardneg.training.options.base import TrainOptions
-from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text, unless_none
+from hardneg.training.options.values import Scheduled, allowed, called, check_option, from_text, plain, unless_none
 
 Options = TypeVar("Options")
 
 
-def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Turn a function of one options object into a command.
+def verb(options: type[Options]) -> Callable[[Callable[[Options, Output], None]], Callable[..., None]]:
+    """Turn a function of an options object and an `Output` into a command.
 
     Args:
         options: Dataclass whose fields become the flags.
@@ -36,13 +38,13 @@ def verb(options: type[Options]) -> Callable[[Callable[[Options], None]], Callab
         A decorator. The command has the name of the decorated function, and its docstring as help text.
     """
 
-    def command_of(work: Callable[[Options], None]) -> Callable[..., None]:
-        def command(**values: Any) -> None:
+    def command_of(work: Callable[[Options, Output], None]) -> Callable[..., None]:
+        def command(output: Output, **values: Any) -> None:
             with errors_for_people():
-                work(build(options, values, work.__name__))
+                work(build(options, values, work.__name__), output)
 
         command.__doc__, command.__name__ = work.__doc__, work.__name__
-        return with_parameters(command, parameters_of(options))
+        return with_parameters(parameters_of(options))(command)
 
     return command_of
 
@@ -61,6 +63,37 @@ def parameter(name: str, kind: Any, default: Any, *flags: str, **rest: Any) -> i
         rest["metavar"] = ""  # a switch takes no value
     annotation = Annotated[kind, typer.Option(*flags, **rest)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, for ``--version`` of the root and of every verb."""
+    if wanted:
+        from hardneg import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _print_all_options(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with all options and exit, for ``--help-all``."""
+    if wanted:
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+_ALL = "hardneg.help-all"
+
+GENERAL = (
+    parameter("json", bool, False, "--json", help="Print the result as one line of JSON."),
+    parameter("quiet", bool, False, "--quiet", "-q", help="Print only warnings and errors."),
+    # Without --version, which is an option of moco.
+    parameter("show_version", bool, False, "-V", help="Print the version.", is_eager=True, callback=print_version),
+    parameter(
+        "help_all", bool, False, "--help-all", help="Show all options.", is_eager=True, callback=_print_all_options
+    ),
+)
+"""Flags that every verb has."""
 
 
 def parameters_of(options: type, panels: tuple[str, ...] = (), **defaults: Any) -> list[inspect.Parameter]:
@@ -113,11 +146,25 @@ _names_in_other_libraries = {
 
 
 class Command(TyperCommand):
-    """Command that suggests the right flag when an unknown one is used.
+    """Command with a short help, which suggests the right flag when an unknown one is used.
 
     It knows the names of other libraries (``--lr``), and for ``compare`` the options of ``train`` (``--option
     lr=VALUE``).
     """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with the common options (``with_parameters``), or with all after ``--help-all``."""
+        common = getattr(self.callback, "common", ())
+        left_out = ("show_version",) if not common else {str(one.name) for one in self.params} - {*common}
+        hidden = [] if ctx.meta.get(_ALL) else [one for one in self.params if one.name in left_out]
+        if not common:
+            hidden += [one for one in self.params if one.name == "help_all"]
+        options: list[Any] = [one for one in hidden if hasattr(one, "hidden")]
+        for one in options:
+            one.hidden = True
+        super().format_help(ctx, formatter)
+        for one in options:
+            one.hidden = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; add a suggestion to click's error for an unknown flag."""
@@ -138,6 +185,8 @@ class Command(TyperCommand):
         is_of_train = "--option" in known and any(one.name == name for one in fields(TrainOptions))
         return f"--option {name}=VALUE" if is_of_train else None
 
+
+_short_flags = {"negatives": "-n", "out": "-o", "jobs": "-j"}
 
 CONFIG = parameter("config", Path | None, None, help="YAML file with any of these options; flags take precedence.")
 CONTEXT = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -242,11 +291,31 @@ def build(options: type[Options], values: dict[str, Any], who: str = "hardneg") 
     return options(**given_options)
 
 
-def with_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Give a command of ``**values`` an explicit signature, from which typer builds its flags; return the command."""
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
+def with_parameters(
+    parameters: Sequence[inspect.Parameter], common: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that turns a function of ``output`` and ``**values`` into a command for typer.
+
+    Args:
+        parameters: Flags and arguments of the command; those of ``GENERAL`` are added.
+        common: Names of the parameters that ``--help`` shows, of which ``--help-all`` shows all; () shows all in both.
+
+    Returns:
+        A decorator. The function receives the flags ``--quiet`` and ``--json`` as an `Output`.
+    """
+    signature = [*parameters, *GENERAL]
+
+    def command_of(work: Callable[..., None]) -> Callable[..., None]:
+        def command(quiet: bool, json: bool, show_version: bool, help_all: bool, **values: Any) -> None:
+            work(output=Output(quiet, json), **values)
+
+        command.__doc__, command.__name__ = work.__doc__, work.__name__
+        command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in signature}
+        command.common = (*common, "json", "quiet", "help_all") if common else ()  # type: ignore[attr-defined]
+        return command
+
+    return command_of
 
 
 def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[str, Any]]]:
@@ -254,12 +323,13 @@ def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[st
     hints = get_type_hints(options)
     for one in fields(options):
         if "part" not in one.metadata:
-            yield one.name, one, hints[one.name], dict(one.metadata)
+            yield one.name, one, plain(hints[one.name]), dict(one.metadata)
             continue
         kinds = get_type_hints(hints[one.name])
         for each in _fields_of(one, hints[one.name]):
             panel = one.metadata["panel"] or each.metadata.get("panel")
-            yield one.metadata["part"].format(each.name), each, kinds[each.name], {**each.metadata, "panel": panel}
+            name, kind = one.metadata["part"].format(each.name), plain(kinds[each.name])
+            yield name, each, kind, {**each.metadata, "panel": panel}
 
 
 def _fields_of(one: Field[Any], kind: type) -> list[Field[Any]]:
@@ -275,10 +345,26 @@ def _parameter_of(name: str, kind: Any, default: Any, rules: dict[str, Any]) -> 
     if "argument" in rules:
         annotation = Annotated[kind, typer.Argument(help=rules["help"])]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    rules = {**rules, "flags": rules["flags"] or _short_flag(name)}
     if unless_none(kind) == Scheduled:
         kind, default = (str | None, None) if default is None else (str, str(default))
     flags = rules["flags"] or ((f"--{name.replace('_', '-')}",) if kind is bool and default is False else ())
-    return parameter(name, kind, default, *flags, help=_help(rules), rich_help_panel=rules["panel"])
+    choices: dict[str, Any] = {"autocompletion": _completion_of(rules["among"])} if rules["among"] else {}
+    return parameter(name, kind, default, *flags, help=_help(rules), rich_help_panel=rules["panel"], **choices)
+
+
+def _completion_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return the function that completes a value in a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in choices if one.startswith(incomplete)]
+
+    return complete
+
+
+def _short_flag(name: str) -> tuple[str, ...]:
+    """Return the spellings of an option that has the same short flag in every verb; () for others."""
+    return (f"--{name}", _short_flags[name]) if name in _short_flags else ()
 
 
 def _help(rules: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameters_of, with_config_file, with_parameters
-from hardneg.cli.progress import progress_bars
+from hardneg.cli.output import Output
 from hardneg.core.text import counted
 from hardneg.judging.options import FILE, PANELS, JudgeOptions
 
@@ -18,7 +18,31 @@ if TYPE_CHECKING:
     from hardneg.judging.job import Outcome
 
 
-def judge(ctx: typer.Context, config: Path | None, **values: Any) -> None:
+COMMON = (
+    "queries",
+    "out",
+    "corpus",
+    "judgements",
+    "query_embeddings",
+    "corpus_embeddings",
+    "model",
+    "rules",
+    "k",
+    "judge",
+    "budget",
+    "false_negatives",
+    "confidence",
+    "answers",
+    "confirm",
+    "url",
+    "llm",
+    "config",
+)
+"""Parameters that the short help shows."""
+
+
+@with_parameters([CONTEXT, *parameters_of(JudgeOptions, PANELS), CONFIG], COMMON)
+def judge(ctx: typer.Context, config: Path | None, output: Output, **values: Any) -> None:
     """Judge a few hundred mined pairs, and bound the false-negative rate of every rule with a guarantee.
 
     The hardest rule that is certified to stay below --false-negatives is named. People judge on a sheet (--judge
@@ -39,18 +63,21 @@ def judge(ctx: typer.Context, config: Path | None, **values: Any) -> None:
     advice = "Answers so far are stored: run the same command again to continue."
     with errors_for_people(advice, {"judge": flags, "mine": flags}):
         options = build(JudgeOptions, with_config_file(ctx, "judge", config, values, JudgeOptions), "judge")
-        _show(_run(options), options)
+        outcome = _run(options, output)
+        figures = {**outcome.result.to_dict(), "out": str(outcome.folder), "waiting": outcome.waiting}
+        output.result(figures, lambda: _show(outcome, options))
 
 
-with_parameters(judge, [CONTEXT, *parameters_of(JudgeOptions, PANELS), CONFIG])
-
-
-def _run(options: JudgeOptions) -> Outcome:
-    """Run the judgement with progress bars."""
+def _run(options: JudgeOptions, output: Output) -> Outcome:
+    """Run the judgement with progress bars; what it has to report goes to standard error beside JSON."""
     from hardneg.judging.job import run
 
-    with progress_bars() as bars:
-        return run(options, bars, typer.echo)
+    def report(line: str) -> None:
+        if not output.quiet:
+            typer.echo(line, err=output.json)
+
+    with output.bars() as bars:
+        return run(options, bars, report)
 
 
 def _show(outcome: Outcome, options: JudgeOptions) -> None:

@@ -6,6 +6,7 @@ functions below `_mine` only format results.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from hardneg.cli.flags import (
     with_config_file,
     with_parameters,
 )
-from hardneg.cli.progress import progress_bars
+from hardneg.cli.output import Output
 from hardneg.core.text import counted
 from hardneg.mining.options import INPUT, OUTPUT, RULE, RUN, SEARCH, MineOptions
 
@@ -31,34 +32,30 @@ if TYPE_CHECKING:
     from hardneg.mining.explain import Explanation
     from hardneg.mining.job import Summary
 
-
-def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, **values: Any) -> None:
-    """Turn a data set and its embeddings into training data with hard negatives.
-
-    Examples:
-      hardneg mine pairs.jsonl --model all-MiniLM-L6-v2 -o mined.parquet
-
-      hardneg mine queries.jsonl --corpus corpus.jsonl --corpus-column title+text --judgements qrels.tsv
-      --model all-MiniLM-L6-v2 -n "BelowPositive(relative=0.05) * Rank(5, 200) * Tilt(2.0)" --draw gumbel -o mined
-
-      hardneg mine q.npy --corpus-embeddings d.npy --judgements pairs.csv --format ids -o mined.parquet
-
-      torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
-
-      hardneg mine ... --engine ray   or   --part 0/8, --part 1/8 ... and then --merge   (the same output)
-    """
-    with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
-        options = build(MineOptions, with_config_file(ctx, "mine", config, values, MineOptions), "mine")
-        if dry_run:
-            from hardneg.mining.estimate import estimate
-
-            _print_estimate(estimate(options))
-            return
-        _mine(options, explain)
+COMMON = (
+    "queries",
+    "out",
+    "corpus",
+    "judgements",
+    "query_embeddings",
+    "corpus_embeddings",
+    "model",
+    "negatives",
+    "k",
+    "draw",
+    "temperature",
+    "similarity",
+    "format",
+    "device",
+    "jobs",
+    "dry_run",
+    "explain",
+    "config",
+)
+"""Parameters that the short help shows."""
 
 
-with_parameters(
-    mine,
+@with_parameters(
     [
         CONTEXT,
         *parameters_of(MineOptions, (INPUT, RULE, SEARCH, OUTPUT, RUN)),
@@ -80,15 +77,41 @@ with_parameters(
         ),
         CONFIG,
     ],
+    COMMON,
 )
+def mine(ctx: typer.Context, config: Path | None, dry_run: bool, explain: bool, output: Output, **values: Any) -> None:
+    """Turn a data set and its embeddings into training data with hard negatives.
+
+    Examples:
+      hardneg mine pairs.jsonl --model all-MiniLM-L6-v2 -o mined.parquet
+
+      hardneg mine queries.jsonl --corpus corpus.jsonl --corpus-column title+text --judgements qrels.tsv
+      --model all-MiniLM-L6-v2 -n "BelowPositive(relative=0.05) * Rank(5, 200) * Tilt(2.0)" --draw gumbel -o mined
+
+      hardneg mine q.npy --corpus-embeddings d.npy --judgements pairs.csv --format ids -o mined.parquet
+
+      torchrun --nproc-per-node 8 -m hardneg mine ...   (the same output)
+
+      hardneg mine ... --engine ray   or   --part 0/8, --part 1/8 ... and then --merge   (the same output)
+    """
+    with errors_for_people("Run the same command again to resume.", {"mine": flags_of(MineOptions)}):
+        options = build(MineOptions, with_config_file(ctx, "mine", config, values, MineOptions), "mine")
+        if dry_run:
+            from hardneg.mining.estimate import estimate
+
+            cost = estimate(options)
+            output.result(asdict(cost), lambda: _print_estimate(cost))
+            return
+        _mine(options, explain, output)
 
 
-def _mine(options: MineOptions, explain: bool) -> None:
+def _mine(options: MineOptions, explain: bool, output: Output) -> None:
     """Run the job with progress bars and print its summary.
 
     Args:
         options: Options of the job. A run with ``--part`` has no summary until ``--merge``.
         explain: Also print the counts of each factor, even if no negative is left.
+        output: Where to print: as text or as JSON.
 
     Raises:
         NoNegatives: The expression leaves no negative for any query.
@@ -97,16 +120,18 @@ def _mine(options: MineOptions, explain: bool) -> None:
     from hardneg.mining.job import run
 
     try:
-        with progress_bars() as bars:
+        with output.bars() as bars:
             summary = run(options, bars)
     except NoNegatives as error:
-        if explain:
+        if explain and output.shows_text:
             _print_steps(error.explanation)
         raise
     if summary is not None:
-        _print_summary(summary, options, explain)
+        found = {**vars(summary), "out": options.out, "explanation": summary.explanation.as_dict()}
+        output.result(found, lambda: _print_summary(summary, options, explain))
     elif options.part is not None:
-        typer.echo(f"Part {options.part} is finished. Once all parts are, --merge writes the output.")
+        message = f"Part {options.part} is finished. Once all parts are, --merge writes the output."
+        output.result({"part": options.part}, lambda: typer.echo(message))
 
 
 def _print_steps(explanation: Explanation) -> None:

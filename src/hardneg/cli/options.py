@@ -8,13 +8,13 @@ text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from hardneg.core.options import argument, option, part
-from hardneg.training.options.base import RUN, TrainOptions
+from hardneg.training.options.base import RUN, TrainOptions, Weights
 
-# Choices of --format and --weights, and options of train that every comparison sets for all arms, given or not.
+# Choices of --format, and options of train that every comparison sets for all arms, given or not.
 FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
-WEIGHTS = ("last", "best")
 ALWAYS = ("data", "epochs", "batch_size")
 
 
@@ -23,7 +23,9 @@ class RunOptions:
     """Run directory of ``hardneg train`` and how to treat an existing run in it."""
 
     out: str = option("runs", "Run directory.", RUN)
-    resume: bool = option(False, "Resume the run in --out if it exists.", RUN)
+    resume: bool = option(
+        False, "Continue the run in --out if there is one; --no-resume raises instead.", RUN, "--resume/--no-resume"
+    )
     allow_other_data: bool = option(False, "Continue even if the data has changed since the run started.", RUN)
 
 
@@ -48,7 +50,13 @@ class CompareOptions:
     tune: tuple[str, ...] = option(
         (), "Values of one option to try for every arm, such as temperature=0.1,0.2,0.5.", None, "--tune"
     )
-    out: str = option("runs/compare", "Directory of the comparison; an existing comparison is resumed.")
+    out: str = option("runs/compare", "Directory of the comparison.")
+    resume: bool = option(
+        True,
+        "Continue the comparison in --out if there is one; --no-resume raises instead.",
+        None,
+        "--resume/--no-resume",
+    )
     jobs: int | None = option(None, "Maximum number of parallel runs; by default one per core, or two per GPU.", low=1)
     allow_other_data: bool = option(False, "Continue even if the data has changed since the comparison started.")
 
@@ -67,14 +75,15 @@ class EvaluateOptions:
         None, "Another labelled data set on which to evaluate the encoder of a run: cifar100, folder:PATH ..."
     )
     data_root: str | None = option(None, "Folder of the data set of --on, if not the default folder.")
-    weights: str = option(
-        "last", "Weights of a run to use: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    weights: Weights = option(
+        "last",
+        "Weights of a run to use: from the last epoch, or the best according to the monitor.",
+        among=get_args(Weights),
     )
     split: str = option("test", "Split of the STS or BEIR data to evaluate.")
     run_code: bool = option(
         False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."
     )
-    json: bool = option(False, "Print the result as one line of JSON.")
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,8 @@ class ExportOptions:
     run: str = argument("Run directory.")
     format: str = option("safetensors", "Format to write.", None, "--format", among=FORMATS)
     out: str | None = option(None, "File or folder to write; by default inside the run directory.")
-    weights: str = option(
-        "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=WEIGHTS
+    weights: Weights = option(
+        "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=get_args(Weights)
     )
     run_code: bool = option(
         False, "Allow running the code that the run uses as its encoder: a Python file or a model folder."
@@ -103,9 +112,7 @@ class ReportOptions:
     """Options of ``hardneg report``: what to show, and where to write the page."""
 
     paths: tuple[str, ...] = argument("One or more run directories or comparisons.")
-    out: str | None = option(
-        None, "HTML file to write; by default report.html in the (first) directory.", None, "--out", "-o"
-    )
+    out: str | None = option(None, "HTML file to write; by default report.html in the (first) directory.")
     overwrite: bool = option(False, "Replace the file even if hardneg did not write it.")
 
 

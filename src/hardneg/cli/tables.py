@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hardneg.cli.output import Output
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
@@ -24,7 +25,9 @@ SEES_LABELS = "sees the labels of the training {}s"
 LAST_RECORDS = "False negatives, hardness and clamped are means over the last records"
 
 
-def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_other_data: bool = False) -> None:
+def compare_and_show(
+    comparison: Comparison, out: str, jobs: int | None, allow_other_data: bool, output: Output
+) -> None:
     """Run a comparison with a progress bar, print its table and write its report.
 
     Args:
@@ -32,21 +35,26 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
         out: Directory of the comparison; an existing one is resumed.
         jobs: Maximum number of parallel runs; None chooses it from cores and GPUs.
         allow_other_data: Continue even if the data has changed since the comparison started.
+        output: Where to print: as text or as JSON.
     """
-    from rich.progress import Progress
-
     from hardneg.reporting import write_report
 
     prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, which would mix with error messages
-    console = Terminal()
-    with Progress(console=console) as progress:
-        tuned = len(comparison.tune[1]) if comparison.tune else 0
-        runs = len(comparison.arms) * (comparison.seeds + tuned)
-        task = progress.add_task("runs", total=runs)
+    tuned = len(comparison.tune[1]) if comparison.tune else 0
+    runs = len(comparison.arms) * (comparison.seeds + tuned)
+    log, done_before = Terminal(stderr=True, quiet=output.quiet), 0.0
+    with output.bars(log) as bars:
+        advance = bars("train", runs)
+
+        def moved(done: float) -> None:
+            nonlocal done_before
+            advance(done - done_before)
+            done_before = done
+
         watcher = Watcher(
-            lambda line: progress.console.print(Text(printable(line), style="dim")),
+            lambda line: log.print(Text(printable(line), style="dim")),
             prepared.steps,
-            lambda done: progress.update(task, completed=done),
+            moved,
             total=runs,
             epochs=prepared.epochs,
         )
@@ -56,8 +64,14 @@ def compare_and_show(comparison: Comparison, out: str, jobs: int | None, allow_o
             + (f", and {counted(tuned, 'try', 'tries')} of each arm" if tuned else "")
         )
         summary = carry_out(prepared, watcher)
-    show_comparison(summary, console)
-    console.print(Text(f"report: {printable(write_report(out))}"), soft_wrap=True)
+    report = write_report(out)
+
+    def show() -> None:
+        console = Terminal()
+        show_comparison(summary, console)
+        console.print(Text(f"report: {printable(report)}"), soft_wrap=True)
+
+    output.result({**summary, "report": str(report)}, show)
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer
 from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import CONTEXT, Command, build, parameter, parameters_of, with_config_file, with_parameters
 from hardneg.cli.options import RunOptions
+from hardneg.cli.output import Output
 from hardneg.core.text import printable
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.options.base import RUN
@@ -88,6 +90,25 @@ EXAMPLES: dict[str, list[str]] = {
     ],
 }
 
+COMMON = (
+    "data",
+    "encoder",
+    "negatives",
+    "temperature",
+    "tau_plus",
+    "batches",
+    "epochs",
+    "batch_size",
+    "learning_rate",
+    "seed",
+    "precision",
+    "device",
+    "out",
+    "resume",
+    "config",
+)
+"""Parameters that the short help of each recipe shows, besides the options that only the recipe has."""
+
 train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluate it; see hardneg train RECIPE --help.")
 
 
@@ -99,20 +120,24 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
         options: Dataclass of its options. Its docstring and the examples become the help text.
     """
 
-    def command(ctx: typer.Context, config: Path | None, **values: Any) -> None:
+    def command(ctx: typer.Context, config: Path | None, output: Output, **values: Any) -> None:
         with errors_for_people("Nothing is lost: run the same command with --resume to continue."):
             values = with_config_file(ctx, "train", config, values, options, RunOptions)
             where, wanted = build(RunOptions, values, "train"), build(options, values, "train")
             from hardneg.cli.tables import show_evaluation
             from hardneg.training.recipes import run_recipe
 
-            if where.resume and not (Path(where.out) / "config.json").exists():
+            if where.resume and not output.quiet and not (Path(where.out) / "config.json").exists():
                 typer.echo(f"There is no run in {printable(where.out)} to resume; starting a new one.", err=True)
-            how = {"resume": where.resume, "allow_other_data": where.allow_other_data}
+            how = {"resume": where.resume, "allow_other_data": where.allow_other_data, "quiet": output.quiet}
             result = run_recipe(recipe, wanted, where.out, **how)
-            if int(os.environ.get("RANK", 0)) == 0:  # only the first rank prints
+
+            def show() -> None:
                 show_evaluation(result)
                 typer.echo(f"run: {where.out}")
+
+            if int(os.environ.get("RANK", 0)) == 0:  # only the first rank prints
+                output.result({**result, "run": where.out}, show)
 
     parameters = [
         CONTEXT,
@@ -128,7 +153,9 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     ]
     examples = (f"  hardneg train {recipe} {flags}\n" for flags in EXAMPLES.get(recipe, ["--data digits --epochs 20"]))
     command.__doc__ = "\n".join([f"{options.__doc__}\n", "Examples:\n", *examples])
-    return with_parameters(command, parameters)
+    shared = {one.name for one in fields(RECIPES["simclr"])}
+    own = [one.name for one in fields(options) if one.name in vars(options) and one.name not in shared]
+    return with_parameters(parameters, (*COMMON, *own))(command)
 
 
 for _recipe, _options in RECIPES.items():

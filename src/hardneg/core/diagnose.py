@@ -18,6 +18,9 @@ from hardneg.core.objectives.info_nce import debiased
 from hardneg.core.statistics import log_expect_exp
 from hardneg.core.types import NEVER, LogWeights, PerAnchor, Scores, with_support
 
+LOG_PREFIX = "hardneg/"
+"""Prefix of the names under which integrations log diagnostics: ``hardneg/hardness``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ class HasKeys(Protocol):
         ...
 
 
+Views = Literal["two", "cross", "pool"]
+"""How the views of a batch are compared."""
+PositivesBy = Literal["view", "label"]
+"""What makes a candidate a positive, besides the other views of the instance."""
 Pool = Keys | HasKeys | Tensor
 """One pool of candidates."""
 Pools = Pool | Sequence[Pool]
@@ -182,8 +186,8 @@ class ViewOptions:
         detach_keys: Stop the gradient through all views but the first.
     """
 
-    kind: str = "two"
-    positives: str = "view"
+    kind: Views = "two"
+    positives: PositivesBy = "view"
     same_label_negatives: bool = False
     normalize: bool = True
     detach_keys: bool = False

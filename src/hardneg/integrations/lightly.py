@@ -10,7 +10,7 @@ See docs/guides/lightly-and-open-clip.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -81,3 +81,6 @@ class NegativesLoss(nn.Module):
         else:
             loss = self.loss(out0, out1)
         return loss
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any

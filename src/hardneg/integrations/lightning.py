@@ -27,6 +27,7 @@ from hardneg.batching.graph import ProximityGraph
 from hardneg.batching.plan import Plan
 from hardneg.batching.refresh import Refresh, device_of
 from hardneg.batching.sampler import PlannedBatchSampler
+from hardneg.core.diagnose import LOG_PREFIX
 from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.core.types import Given, Keys
 
@@ -92,7 +93,7 @@ class HardBatches(_library().Callback):  # type: ignore[misc]
         losses = {name: each for name, each in pl_module.named_modules() if hasattr(each, "set_progress")}
         diagnosable = {name: loss for name, loss in losses.items() if hasattr(loss, "diagnose")}
         for name, loss in diagnosable.items():
-            prefix = f"hardneg/{name}/" if len(diagnosable) > 1 else "hardneg/"
+            prefix = f"{LOG_PREFIX}{name}/" if len(diagnosable) > 1 else LOG_PREFIX
             self._hooks.append(loss.register_forward_hook(self._diagnose_hook(prefix), with_kwargs=True))
         self._losses = list(losses.values())
         self._first_refresh(

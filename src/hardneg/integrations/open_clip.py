@@ -11,7 +11,7 @@ See docs/guides/lightly-and-open-clip.md.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -90,3 +90,6 @@ class NegativesLoss(nn.Module):
         if logit_bias is not None:
             total = total + 0.0 * logit_bias.sum()  # DistributedDataParallel wants a gradient for every parameter
         return {"contrastive_loss": total} if output_dict else total
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any

@@ -18,7 +18,7 @@ from hardneg.judging.rules import DEFAULT, population_of, read_rules
 from hardneg.mining.alignment import warn_of_missing_positives
 from hardneg.mining.miner import Miner
 from hardneg.mining.pairs import Pairs, as_one, numbered_ids
-from hardneg.mining.search import Search
+from hardneg.mining.search import Search, SearchKind
 from hardneg.mining.select import Rule
 
 NUM_KNOWN = 50
@@ -44,7 +44,7 @@ def judge(
     texts: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
     draw: str = "top",
     temperature: float = 1.0,
-    search: Search | str = "exact",
+    search: Search | SearchKind = "exact",
 ) -> Judged:
     """Judge some mined pairs, and bound the false-negative rate of every rule.
 

@@ -17,7 +17,7 @@ declares. ``RowResult.loss`` (core/objectives/base.py) applies the objective, in
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
@@ -26,6 +26,9 @@ from hardneg.core.pairing import Pairing
 from hardneg.kernels.backends.dense import Dense
 from hardneg.kernels.backends.tiles import Tiles
 from hardneg.negatives.base import Mask, Negatives
+
+Impl = Literal["auto", "dense", "streamed"]
+"""Choice of the backend by the user."""
 
 MAX_DENSE_SCORES = {"cpu": 2**22, "cuda": 2**27}
 """Largest number of scores for which ``impl="auto"`` builds a dense matrix, by device.
@@ -70,7 +73,7 @@ class Path(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
-def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: str, first: Mask | None = None) -> Path:
+def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: Impl, first: Mask | None = None) -> Path:
     """Choose the backend: Triton where it can run, dense matrices while they are small, tiles otherwise.
 
     Args:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,9 @@ class RunningZ(Stateful):
             self.step += 1
         return self.log_z.clone()
 
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
+
 
 class BankContrast(nn.Module):
     """Vectors against a bank: the positive is the instance's own entry, the negatives are k uniform draws of others.
@@ -157,6 +160,9 @@ class BankContrast(nn.Module):
             scores, log_w, log_z=self.running_z(scores), num_instances=self.num_instances, epsilon=self.epsilon
         )
         return reduce(losses, scores)
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
 
     def _scores(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
         own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
@@ -257,6 +263,9 @@ class InstanceDiscrimination(nn.Module):
             self.bank.push(Keys(z, ids))
         return loss
 
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
+
 
 class CMC(nn.Module):
     """Two views and two banks, crossed: each view against the past of the other view; the directions are added.
@@ -295,3 +304,6 @@ class CMC(nn.Module):
             for bank, z in zip(self.banks, (z1, z2), strict=True):
                 bank.push(Keys(z, ids))  # type: ignore[operator]
         return loss
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from hardneg.core.diagnose import Diagnosis, diagnose, joined
 from hardneg.core.distributed import gathered, mean_over_ranks
 from hardneg.core.errors import ArgumentError, argument_error, tensors_checked, warn_once
-from hardneg.core.objectives.base import RowResult, TauPlus, corrects
-from hardneg.core.objectives.info_nce import InfoNCE, NumNegatives, debiased
+from hardneg.core.objectives.base import Reduction, RowResult, TauPlus, corrects
+from hardneg.core.objectives.info_nce import Denominator, InfoNCE, NumNegatives, debiased
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
 from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, with_fields, without_autocast
 from hardneg.core.types import Scores, View
-from hardneg.core.views import Guides, Pools, ViewOptions
+from hardneg.core.views import Guides, Pools, PositivesBy, ViewOptions, Views
 from hardneg.kernels.backends.tiles import check_streamable
-from hardneg.kernels.engine import Path, backend, choose
+from hardneg.kernels.engine import Impl, Path, backend, choose
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 
@@ -53,7 +53,8 @@ class ContrastiveLoss(nn.Module):
             unlabelled negatives (HCL, Fig. 4; H-SCL's H-UCL).
         num_negatives: The factor of E_q[e^s]: see ``info_nce``.
         positives_in_denominator: ``"own"``, ``"all"`` or ``"none"``: see ``info_nce``.
-        reduction: ``"anchors"`` (mean over anchors), ``"pairs"`` (mean over positive pairs) or ``"none"``.
+        reduction: ``"anchors"`` or ``"mean"``, the mean over anchors; ``"pairs"``, the mean over positive pairs; or
+            ``"none"``.
         normalize: Whether to bring views and pool to unit norm.
         detach_keys: Whether to stop the gradient to z2 (the keys of MoCo).
         objective: A name, text (``"rince(q=0.1)"``), an Objective, or a function of (positives, row statistics).
@@ -82,25 +83,25 @@ class ContrastiveLoss(nn.Module):
         negatives: Negatives | str = Uniform(),
         temperature: Temperature = 0.5,
         tau_plus: TauPlus = 0.0,
-        views: str = "two",
+        views: Views = "two",
         *,
-        positives: str = "view",
+        positives: PositivesBy = "view",
         same_label_negatives: bool = False,
         num_negatives: NumNegatives = "support",
-        positives_in_denominator: str = "own",
-        reduction: str = "anchors",
+        positives_in_denominator: Denominator = "own",
+        reduction: Reduction = "anchors",
         normalize: bool = True,
         detach_keys: bool = False,
         objective: AnyObjective = "info_nce",
-        impl: str = "auto",
+        impl: Impl = "auto",
         generate: AnyGenerator | None = None,
         gather: bool = False,
     ) -> None:
         super().__init__()
         for name, value, known in (
-            ("reduction", reduction, ("anchors", "pairs", "none")),
-            ("positives_in_denominator", positives_in_denominator, ("own", "all", "none")),
-            ("impl", impl, ("auto", "dense", "streamed")),
+            ("reduction", reduction, get_args(Reduction)),
+            ("positives_in_denominator", positives_in_denominator, get_args(Denominator)),
+            ("impl", impl, get_args(Impl)),
         ):
             if value not in known:
                 raise argument_error("ContrastiveLoss", f"{name} in {known}", name, value)
@@ -295,6 +296,9 @@ class ContrastiveLoss(nn.Module):
             A scalar; the losses of all anchors with ``reduction="none"``.
         """
         return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
 
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
         """Compute the loss of a pairing that was built elsewhere.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class SogCLR(nn.Module):
         temperature: float = 0.1,
         gamma: float = 0.9,
         *,
-        views: str = "two",
+        views: Literal["two", "cross"] = "two",
         seed: int = 0,
         divide_by_temperature: bool = False,
         negatives: Negatives = Uniform(),
@@ -110,6 +110,9 @@ class SogCLR(nn.Module):
         self.last = {"real_loss": real, "running_loss": running}
         scale = 1.0 if self.views == "cross" else 2.0
         return losses * (1.0 if self.divide_by_temperature else scale * self.temperature)
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
 
     def _one(self, scores: Scores, partition: nn.Module, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if ids is None:
@@ -180,7 +183,7 @@ class EMC2(nn.Module):
         temperature: float = 0.07,
         burn_in: float = 0.5,
         *,
-        views: str = "two",
+        views: Literal["two", "cross"] = "two",
         proposals: str = "batch",
         remember: Bank | None = None,
         num_steps: int | None = None,
@@ -240,6 +243,9 @@ class EMC2(nn.Module):
                 if bank is not None:
                     bank.push(Keys(z.detach(), ids))
         return reduce(losses, scores)
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
 
     def _from_batch(
         self, z1: View, z2: View, ids: Tensor, slots: Tensor, encode: EncodeViews | None

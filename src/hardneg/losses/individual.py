@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,9 @@ class IndividualTemperatures(nn.Module):
             raise ArgumentError("IndividualTemperatures", "the ids of the rows", "None", "pass ids=...")
         loss: Tensor = self.loss(z1, z2, ids, temperature=self.of(ids), **options)
         return loss
+
+    if TYPE_CHECKING:
+        __call__ = forward  # torch declares that modules return Any
 
     def of(self, ids: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
         """Return the temperatures of these instances, [b]."""

@@ -186,19 +186,6 @@ def warn_of_short(found: Explanation, k: int) -> None:
         warnings.warn(MiningWarning(message, "short"), stacklevel=3)
 
 
-def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warn if the dot product orders very differently from the cosine and the caller chose neither."""
-    norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
-    low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
-    if high > 1.2 * low:
-        message = (
-            f"The vectors of the corpus have norms of {low:.3g} to {high:.3g} (nine tenths of them), and hn.mine "
-            "compares by the dot product, in which longer ones come first. Pass search=hn.mining.Search(cosine=True) "
-            "for the cosine, as in `hardneg mine`, or hn.mining.Search() for the dot product without this warning."
-        )
-        warnings.warn(MiningWarning(message, "norms"), stacklevel=3)
-
-
 def _looks_at_positives(factor: Negatives) -> bool:
     return factor.masks and any(bound.over == "positives" for bound in factor.bounds().values())
 

@@ -11,6 +11,7 @@ as in training: ``Scores`` and ``Tile``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -271,16 +272,17 @@ class CorpusScorer:
         place, positive = self.positives.of(query)
         at_once = max(1, most // max(width, 1))
         for where, row in zip(torch.split(place, at_once), torch.split(positive, at_once), strict=True):
-            hits.index_add_(0, where, is_copy(cosine(where, row), self.near_positive).int())
+            hits.index_add_(0, where, is_copy(cosine(where, row), self.near_positive, self.queries.dim).int())
         return hits > 0
 
 
-def is_copy(cosine: Tensor, limit: float) -> Tensor:
+def is_copy(cosine: Tensor, limit: float, dim: int) -> Tensor:
     """Return whether a cosine reaches the limit, allowing for rounding.
 
-    The computed cosine of a vector with its copy may be slightly below 1.
+    The computed cosine of a vector with its copy may be slightly below 1; the error of a sum of ``dim`` products grows
+    like the square root of ``dim``.
     """
-    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps
+    return cosine >= limit - 4.0 * torch.finfo(cosine.dtype).eps * math.sqrt(dim)
 
 
 def _with_own(positives: Pairs, query_ids: Tensor | None, corpus_ids: Tensor | None, rows_of: RowsOf) -> Pairs:

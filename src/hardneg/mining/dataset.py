@@ -47,7 +47,7 @@ from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, 
 from hardneg.mining.engines import Ranks
 from hardneg.mining.entry import mine_vectors
 from hardneg.mining.explain import no_negatives
-from hardneg.mining.options import TEMPERATURE
+from hardneg.mining.options import TEMPERATURE, Draw, MineOptions
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
@@ -93,7 +93,7 @@ def mine_dataset(
     model: Any = None,
     negatives: Negatives | str | None = None,
     k: int | None = None,
-    draw: str | None = None,
+    draw: Draw | None = None,
     seed: int = 0,
     *,
     corpus: Sequence[str] | None = None,
@@ -122,7 +122,7 @@ def mine_dataset(
 ) -> Any:
     """Mine negatives for the (anchor, positive) texts of a data set, in a format of sentence-transformers.
 
-    Without options, these are the 3 nearest documents that are no positives, as in
+    Without ``negatives``, these are the 3 nearest documents that are no positives, as in
     sentence-transformers. Two things differ: a document whose text is that of the query is never
     its negative, and a query has fewer negatives only if the corpus has no more for it. Equal texts
     are one query or one document.
@@ -131,7 +131,7 @@ def mine_dataset(
         dataset: Data set, or DataFrame, with a column of anchors and one of positives.
         model: A SentenceTransformer, its path, or a function from a list of texts to vectors [b, d].
         negatives: Distribution or its expression.
-        k: Number of negatives per query; 3 by default.
+        k: Number of negatives per query; 3 by default as in sentence-transformers, 5 with ``negatives``.
         draw: ``"top"``, ``"gumbel"`` or ``"categorical"``, as in ``hn.mine``.
         seed: Seed of the draws.
         corpus: Further documents; the positives always belong to the corpus.
@@ -200,6 +200,7 @@ def mine_dataset(
         temperature=temperature,
         near_positive=near_positive,
         near_negative=near_negative,
+        similarity="dot",  # of unit vectors
         search=search or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
         rescore=rescore,
         guide=None if guide is None else texts.embedded(guide),
@@ -370,13 +371,13 @@ class Translated:
 
     negatives: Negatives | str
     k: int
-    draw: str
+    draw: Draw
     candidates: int
     use_faiss: bool = False
 
 
 def translate(
-    named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: str | None, most_positives: int
+    named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: Draw | None, most_positives: int
 ) -> Translated:
     """Return the rule given in either vocabulary.
 
@@ -409,13 +410,14 @@ def translate(
         raise ArgumentError(
             "mine", "an expression or the options of sentence-transformers", f"both, {twice[0]} among the latter"
         )
-    k = check_count("mine", "k", given.get("num_negatives", 3) if k is None else k)
+    default = 3 if negatives is None else MineOptions.k
+    k = check_count("mine", "k", given.get("num_negatives", default) if k is None else k)
     for name in ("range_min", "range_max"):
         if name in given:
             given[name] = check_count("mine", name, given[name], least=0)
     strategy = given.get("sampling_strategy", "top")
     check_among("mine", "sampling_strategy", strategy, ("top", "random"))
-    draw = draw or {"top": "top", "random": "gumbel"}[strategy]
+    draw = draw or ("top" if strategy == "top" else "gumbel")
     last = given.get("range_max") or _last_rank(given, k, most_positives)
     if negatives is None:
         stop = last if "range_max" in given or draw != "top" else None

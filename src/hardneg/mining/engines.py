@@ -404,20 +404,20 @@ def engine_of(options: MineOptions) -> Engine:
     """Return the engine that the options name; under torchrun, its ranks.
 
     Raises:
-        ArgumentError: If ``--part``, ``--merge``, ``--engine`` and ``--workers`` contradict each other.
+        ArgumentError: If ``--part``, ``--merge``, ``--engine`` and ``--jobs`` contradict each other.
     """
     if options.part is not None and options.merge:
         raise argument_error("mine", "a part or the merge after all parts", "part", options.part)
     if options.part is not None:
-        if options.engine != "local" or options.workers > 1:
-            fix = "leave --engine and --workers out"
+        if options.engine != "local" or options.jobs > 1:
+            fix = "leave --engine and --jobs out"
             raise argument_error("mine", "one process for a part", "part", options.part, fix)
         return JobPart.parse(options.part)
     if options.engine == "ray":
-        return Ray(options.ray_address, options.workers)
+        return Ray(options.ray_address, options.jobs)
     ranks = join_ranks()
     if ranks.size > 1:
-        if options.workers > 1:
-            raise argument_error("mine", "one worker for each rank of torchrun", "workers", options.workers)
+        if options.jobs > 1:
+            raise argument_error("mine", "one process for each rank of torchrun", "jobs", options.jobs)
         return ranks
-    return Local(options.workers, options.device)
+    return Local(options.jobs, options.device)

@@ -21,13 +21,13 @@ from hardneg.mining.alignment import (
     warn_of_alignment,
     warn_of_easy_negatives,
     warn_of_missing_positives,
-    warn_of_norms,
     warn_of_short,
 )
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.miner import Mined, Miner
+from hardneg.mining.options import TEMPERATURE, Draw, MineOptions, Similarity
 from hardneg.mining.pairs import Positives, as_one, numbered_ids
-from hardneg.mining.search import Search
+from hardneg.mining.search import Search, SearchKind
 from hardneg.mining.select import Rule
 from hardneg.negatives import Negatives, parse
 
@@ -37,10 +37,12 @@ def mine(
     queries: Keys | Tensor,
     corpus: Keys | Tensor,
     positives: Any,
-    negatives: Negatives | str,
-    k: int,
-    draw: str = "top",
+    negatives: Negatives | str = MineOptions.negatives,
+    k: int = MineOptions.k,
+    draw: Draw = "top",
     seed: int = 0,
+    *,
+    similarity: Similarity | None = None,
     **options: Any,
 ) -> Mined: ...
 
@@ -53,9 +55,9 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     """Mine hard negatives by any distribution of the grammar, for vectors or for a data set of texts.
 
     For vectors: ``mine(queries, corpus, positives, negatives, k, draw="top", seed=0, ...)``.
-    Vectors are compared by the dot product as they are, unlike in `hardneg mine`: pass
-    ``search=Search(cosine=True)`` for its cosine. In ``mine(z, z, ...)`` no row is its own
-    negative.
+    The defaults are those of `hardneg mine`: ``"BelowPositive(relative=0.05)"``, 5 negatives, the
+    cosine; ``similarity="dot"`` compares vectors as they are. In ``mine(z, z, ...)`` no row
+    is its own negative.
 
     For texts: ``mine(dataset, model=..., negatives=..., k=...)`` with a ``datasets.Dataset`` of
     (anchor, positive) texts returns a Dataset with the columns of sentence-transformers'
@@ -100,18 +102,17 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if len(given) > len(names):
         raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")
     options = {**dict(zip(names, given, strict=False)), **options}
-    missing = [name for name in names[:4] if options.get(name) is None]
+    missing = [name for name in names[:2] if options.get(name) is None]
+    missing += [name for name in names[2:4] if options.get(name, "") is None]
     if missing:
-        raise ArgumentError("mine", "queries, corpus, positives, negatives and k, or a data set", f"no {missing[0]}")
+        raise ArgumentError("mine", "queries, corpus and positives, or a data set", f"no {missing[0]}")
     corpus = _keys(options.pop("corpus"))
     positives = numbered_ids(options.pop("positives"), corpus.names)
     if isinstance(options.get("guide"), (tuple, list)):
         options["guide"] = tuple(_keys(each).vectors for each in options["guide"])
     with torch.no_grad():
         mined = mine_vectors(*as_one(_keys(queries), corpus), positives, **options)
-    if not isinstance(options.get("search"), Search):
-        warn_of_norms(corpus.vectors)
-    warn_of_short(mined.explanation, options["k"])
+    warn_of_short(mined.explanation, mined.rows.shape[1])
     if corpus.names is None:
         return mined
     rows = mined.rows.numpy()
@@ -122,23 +123,21 @@ def mine_vectors(
     queries: Keys,
     corpus: Keys,
     positives: Positives,
-    negatives: Negatives | str,
-    k: int,
-    draw: str = "top",
+    negatives: Negatives | str = MineOptions.negatives,
+    k: int = MineOptions.k,
+    draw: Draw = "top",
     seed: int = 0,
     *,
-    temperature: float = 1.0,
+    similarity: Similarity | None = None,
+    temperature: float = TEMPERATURE,
     near_positive: float | None = None,
     near_negative: float | None = None,
-    search: Search | str = "exact",
+    search: Search | SearchKind = "exact",
     rescore: Rescore | None = None,
     guide: tuple[Tensor, Tensor] | Rescore | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Mined:
     """Mine k negatives from the corpus for each query, by any distribution, as in training.
-
-    Similarity is the dot product of the vectors as given: normalise them, or pass
-    ``Search(cosine=True)``, for the cosine.
 
     Args:
         queries: Vectors of the queries [q, d]; a query with an id is never matched with the corpus
@@ -153,6 +152,8 @@ def mine_vectors(
             replacement from the weights; ``"categorical"``, with replacement. A draw depends only
             on the seed and on the positions of query and candidate.
         seed: Seed of the draws.
+        similarity: ``"cosine"``, or ``"dot"`` for the dot product of the vectors as they are; None
+            is that of ``search``, which is the cosine by default.
         temperature: Divisor of the similarities for tilts; 1 means that ``Tilt(beta)`` is exp(beta
             * similarity).
         near_positive: Cosine from which a candidate counts as a near-duplicate of a positive and is
@@ -184,6 +185,7 @@ def mine_vectors(
     rule = Rule(parse(negatives) if isinstance(negatives, str) else negatives, k, draw, seed, near_negative)
     search = Search(search) if isinstance(search, str) else search
     check_kind("mine", "search", search, Search, "a Search, or the kind of one")
+    search = search if similarity is None else replace(search, similarity=similarity)
     for name, given in (("rescore", rescore), ("guide", guide)):
         if not (given is None or callable(given) or (name == "guide" and isinstance(given, tuple))):
             what = "a function of queries and rows" + ", or (queries, documents) of a second model" * (name == "guide")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache as once
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from hardneg.mining.miner import Miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
-from hardneg.mining.search import Retriever, Search
+from hardneg.mining.search import Retriever, Search, SearchKind
 from hardneg.mining.table_columns import documents_of_table, side_of_table
 from hardneg.mining.table_values import checked_ids
 
@@ -262,7 +262,7 @@ def embeddings(
         if encoder.key is None and not known:
             warn_not_reused(f"The output of {options.encoder or options.model} for the {name}")
         keys[name] = keys.get(name) or encoder.key or key_of_this_run()
-        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encoding {name}", len(texts)))
+        return embed(texts, replace(encoder, key=keys[name]), cache, engine, progress(f"encode {name}", len(texts)))
 
     found, load = [], once(partial(load_encoders, options))
     for number, (side, name) in enumerate(zip(sides, ("queries", "corpus"), strict=True)):
@@ -336,11 +336,11 @@ def make_miner(options: MineOptions, problem: Problem, embedded: Embedded) -> Mi
         scorer = PairScorer(score, *_both_texts(problem, "--cross-encoder"), teaches=True)
         guide, rescore = (scorer, rescore) if options.cross_encoder_use == "veto" else (guide, scorer)
     search = Search(
-        "also" if only_words else options.search,
+        "also" if only_words else cast(SearchKind, options.search),
         options.query_block,
         device=device,
         candidates=options.candidates,
-        cosine=options.similarity == "cosine",
+        similarity=options.similarity,
         also=tuple(also),
         shards=options.shards,
         fusion=options.fusion,

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hardneg.core.errors import ArgumentError, Damaged, spelled, warn_once, written
+from hardneg.core.errors import ArgumentError, Damaged, FileError, spelled, warn_once, written
 from hardneg.io.files import locked, read_json, run_again, write_json
 from hardneg.io.functions import in_any_folder, load_imports
 from hardneg.io.outputs import check_output, swap_in
@@ -58,7 +58,7 @@ _own_files = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
     r"|(pilot|\d+\.\d+-[a-z]+\.\d+\.\d+)-\d{6,}(\.[0-9a-f]{16})?\.npz"
 )
-_names = {"bounds": "finding bounds", "settled": "merging bounds", "lists": "searching", "chosen": "choosing"}
+_phases = {"bounds": "find bounds", "settled": "merge bounds", "lists": "search", "chosen": "choose"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def run(options: MineOptions, progress: StageProgress = quiet) -> Summary | None
     """
     options = from_beir(options)
     check_options(options)
-    check_work_folder(options.out)
+    check_work_folder(options.out, options.resume)
     engine = engine_of(options)
     check_parts(options)
     try:
@@ -148,10 +148,10 @@ def _run_locked(options: MineOptions, engine: Engine, progress: StageProgress) -
     _stages_here[context] = Stages(miner, store)
 
     def run_stage(stage: Stage) -> None:
-        done = progress(_names[stage.kind], stage.pieces)
+        done = progress(_phases[stage.kind], stage.pieces)
         tasks = [(stage, piece) for piece in range(stage.pieces)]
         is_done = lambda task: store.has(task[0].name, task[1])  # noqa: E731
-        name = lambda task: f"piece {task[1]} of {stage.pieces} of {_names[stage.kind]!r}"  # noqa: E731
+        name = lambda task: f"piece {task[1]} of {stage.pieces} of {_phases[stage.kind]!r}"  # noqa: E731
         engine.map(Work(partial(compute, context), tasks, is_done, lambda task: done(1), name))
 
     try:
@@ -295,11 +295,23 @@ def _work_folder(options: MineOptions, wanted: dict[str, Any], engine: Engine) -
     return work
 
 
-def check_work_folder(out: str) -> None:
-    """Raise if OUT.work contains files that hardneg did not write, since the folder is deleted at the end."""
+def check_work_folder(out: str, resume: bool = True) -> None:
+    """Check the folder of pieces.
+
+    Args:
+        out: Path of the output.
+        resume: Whether pieces of an earlier run may be used.
+
+    Raises:
+        ArgumentError: If OUT.work contains files that hardneg did not write, since the folder is deleted at the end.
+        FileError: If the folder exists although nothing may be resumed.
+    """
     work = Path(f"{out}.work")
     if not work.exists():
         return
+    if not resume:
+        fix = "leave --no-resume out to continue it, or delete the folder"
+        raise FileError("mine", "no unfinished run", work, "which has one", fix)
     others = (
         [path.name for path in work.iterdir() if not _own_files.fullmatch(path.name)] if work.is_dir() else [work.name]
     )

@@ -94,7 +94,9 @@ def fingerprint(
         miner: Blocks, shards and device.
         engine: Processes that must agree on the key of a function without one.
     """
-    elsewhere = ("device", "cache", "batch_size", "overwrite", "engine", "workers", "ray_address", "part", "merge")
+    elsewhere = (
+        "device", "cache", "batch_size", "overwrite", "engine", "jobs", "ray_address", "part", "merge", "resume",
+    )  # fmt: skip
     relevant = {name: value for name, value in asdict(options).items() if name not in elsewhere}
     return {
         "options": json.dumps(relevant, sort_keys=True),

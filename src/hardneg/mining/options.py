@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 from hardneg.core.errors import check_counts, check_seed
 from hardneg.core.options import REQUIRED, argument, make_plain, option, part
 
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """Names of the options that are paths of input files."""
+
+Draw = Literal["top", "gumbel", "categorical"]
+"""How negatives are chosen from the support of a distribution."""
+Fusion = Literal["rrf", "similarity"]
+"""Order of the candidates of several retrievers."""
+Similarity = Literal["cosine", "dot"]
+"""How vectors are compared: scaled to unit length, or as they are."""
 
 TEMPERATURE = 1.0
 """Default divisor of similarities in mining and audits, with which ``Tilt(beta)`` is exp(beta * similarity)."""
@@ -54,7 +62,7 @@ class MineOptions:
     """
 
     queries: str = argument("Queries: a table (.parquet .jsonl .csv .tsv), a data set, or embeddings.")
-    out: str = option(REQUIRED, "Output: .parquet, .jsonl, or a folder for Hugging Face datasets.", None, "--out", "-o")
+    out: str = option(REQUIRED, "Output: .parquet, .jsonl, or a folder for Hugging Face datasets.")
     corpus: str | None = option(None, "Documents; default: the positives of all queries.", INPUT)
     judgements: str | None = option(None, "Table of judged pairs (qrels): query id, document id, score.", INPUT)
     positive_label: str | None = option(None, "Label that marks pairs as positive, such as 1.", INPUT)
@@ -86,18 +94,19 @@ class MineOptions:
         "BelowPositive(relative=0.05)",
         "Distribution of the negatives, an expression of the grammar.",
         RULE,
-        "--negatives",
-        "-n",
     )
     k: int = option(5, "Number of negatives per query.", RULE, "-k", low=1)
-    draw: str = option("top", "How negatives are drawn: top, gumbel or categorical.", RULE)
+    draw: Draw = option("top", "How negatives are drawn.", RULE, among=get_args(Draw))
     seed: int = option(0, "Seed of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Temperature of tilts: exp(beta * similarity / temperature).", RULE)
-    similarity: str = option("cosine", "Similarity of vectors: cosine or dot (hn.mine uses dot by default).", RULE)
+    similarity: Similarity = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))
     guide: str | None = option(None, "sentence-transformers model whose scores by='guide' uses.", RULE)
     cross_encoder: str | None = option(None, "CrossEncoder that scores the candidates a second time.", RULE)
     cross_encoder_use: str = option(
-        "rerank", "Use of the cross-encoder's scores: rerank the candidates, or veto some of them.", RULE
+        "rerank",
+        "Use of the cross-encoder's scores: rerank the candidates, or veto some of them.",
+        RULE,
+        among=("rerank", "veto"),
     )
     imports: tuple[str, ...] = option(
         (), "Python file that defines your own distributions; can be repeated.", RULE, "--import"
@@ -108,10 +117,10 @@ class MineOptions:
     near_negative: float | None = option(
         None, "Skip candidates whose cosine with a negative chosen before is at least this.", RULE
     )
-    search: str = option("exact", "Search method: exact, flat, ivf, hnsw or bm25.", SEARCH)
+    search: str = option("exact", "Search method.", SEARCH, among=("exact", "flat", "ivf", "hnsw", "bm25"))
     bm25: bool = option(False, "Add candidates that share words with the query (BM25).", SEARCH, "--bm25")
     runs: tuple[str, ...] = option((), "TREC run of another retriever, as name=file; can be repeated.", SEARCH, "--run")
-    fusion: str = option("rrf", "Order of the candidates of several retrievers: rrf or similarity.", SEARCH)
+    fusion: Fusion = option("rrf", "Order of the candidates of several retrievers.", SEARCH, among=get_args(Fusion))
     quotas: tuple[str, ...] = option(
         (), "Number of negatives from one retriever, such as bm25=2; can be repeated.", SEARCH, "--quota"
     )
@@ -121,10 +130,14 @@ class MineOptions:
     candidates: int = option(
         100, "Candidates per retriever, if there are several or candidates are rescored.", SEARCH, low=1
     )
-    format: str = option("triplet", "Row format: triplet, n-tuple, labeled-pair, labeled-list or ids.", OUTPUT)
+    format: str = option(
+        "triplet", "Row format.", OUTPUT, among=("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
+    )
     scores: bool = option(False, "Write the scores, too.", OUTPUT, "--scores")
     ids: bool = option(False, "Write the ids, too, in every format.", OUTPUT, "--ids")
-    missing_positives: str = option("error", "Positives that are missing in the corpus: error or drop.", INPUT)
+    missing_positives: str = option(
+        "error", "What to do with positives that are missing in the corpus.", INPUT, among=("error", "drop")
+    )
     cache: str | None = option(None, "Folder where embeddings are cached; default: OUT.embeddings.", INPUT)
     query_block: int = option(0, "Number of queries at a time (0 = automatic).", SEARCH, low=0)
     device: str | None = option(None, "Device of the search: cpu, cuda, ...", SEARCH)
@@ -133,10 +146,16 @@ class MineOptions:
     engine: str = option(
         "local", "Where pieces are computed: local processes or a Ray cluster.", RUN, among=("local", "ray")
     )
-    workers: int = option(0, "Number of processes (0 = one per core).", RUN, low=0)
+    jobs: int = option(0, "Number of processes (0 = one per core).", RUN, low=0)
     ray_address: str | None = option(None, "Address of the Ray cluster; default: start one.", RUN)
     shards: int = option(0, "Parts into which the corpus is split (0 = about 15 seconds of work each).", RUN, low=0)
     part: str | None = option(None, "Compute only part i of n, as i/n with i from 0.", RUN)
+    resume: bool = option(
+        True,
+        "Continue an unfinished run of the same job; --no-resume raises if there is one.",
+        RUN,
+        "--resume/--no-resume",
+    )
     merge: bool = option(
         False, "Run after all --part jobs: compute anything missing and write the output.", RUN, "--merge"
     )
@@ -145,4 +164,4 @@ class MineOptions:
         make_plain(self)
         check_seed("mine", self.seed)
         check_counts("mine", self, "batch_size", "k", "candidates")
-        check_counts("mine", self, "query_block", "workers", "shards", least=0)
+        check_counts("mine", self, "query_block", "jobs", "shards", least=0)

@@ -7,12 +7,13 @@ users pass it to ``hn.mine``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error, check_among, check_count, check_counts
+from hardneg.mining.options import Fusion, Similarity
 
 _query_blocks = {"cpu": 512, "cuda": 8192}
 _block_bytes = 20 << 20  # products of one block on a CPU; larger ones do not fit its caches
@@ -22,6 +23,9 @@ _seconds, _most_shards = 15.0, 256
 _memory, _gpu_share_of_memory = 2 << 30, 8
 most_numbers = 1 << 24
 """Most numbers of gathered vectors held at a time."""
+
+
+SearchKind = Literal["exact", "flat", "ivf", "hnsw", "also"]
 
 
 class Retriever(Protocol):
@@ -61,7 +65,7 @@ class Search:
         device: Device of the products; None is that of the corpus.
         num_probes: Cells visited by ivf; hnsw keeps 16 times as many candidates.
         candidates: Candidates of each retriever, where there are several or a rescorer.
-        cosine: Whether vectors are scaled to unit length, block by block.
+        similarity: ``"cosine"``, which scales vectors to unit length block by block, or ``"dot"``.
         also: Other retrievers, whose candidates join the nearest ones.
         shards: Parts of the corpus that are searched one by one and merged, with the same
             negatives; 0 makes them last about a quarter of a minute each.
@@ -78,34 +82,40 @@ class Search:
 
     Example:
         >>> from hardneg.mining import mine
-        >>> mine([[2.0, 0.0]], [[1.0, 0.0], [3.0, 4.0]], [0], "Uniform()", 1, search=Search(cosine=True)).scores
-        tensor([[0.6000]])
+        >>> mine([[2.0, 0.0]], [[1.0, 0.0], [3.0, 4.0]], [0], "Uniform()", 1, search=Search(similarity="dot")).scores
+        tensor([[6.]])
     """
 
-    kind: str = "exact"
+    kind: SearchKind = "exact"
     query_block: int = 0
     corpus_block: int = 0
     device: str | None = None
     num_probes: int = 16
     candidates: int = 100
-    cosine: bool = False
+    similarity: Similarity = "cosine"
     also: tuple[Retriever, ...] = ()
     shards: int = 1
-    precision: str = "auto"
-    fusion: str = "rrf"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    fusion: Fusion = "rrf"
     quotas: tuple[tuple[str, int], ...] = ()
     memory: int = 0
 
     def __post_init__(self) -> None:
-        check_among("Search", "kind", self.kind, ("exact", "flat", "ivf", "hnsw", "also"))
+        check_among("Search", "kind", self.kind, get_args(SearchKind))
+        check_among("Search", "similarity", self.similarity, get_args(Similarity))
         check_among("Search", "precision", self.precision, ("auto", "float32", "bfloat16"))
         if self.kind == "also" and not self.also:
             raise argument_error("Search", "retrievers in also with kind 'also'", "also", self.also)
-        check_among("Search", "fusion", self.fusion, ("rrf", "similarity"))
+        check_among("Search", "fusion", self.fusion, get_args(Fusion))
         for _, number in self.quotas:
             check_count("Search", "quotas", number)
         check_counts("Search", self, "query_block", "corpus_block", "shards", "memory", least=0)
         check_counts("Search", self, "num_probes", "candidates")
+
+    @property
+    def cosine(self) -> bool:
+        """Whether vectors are compared by the cosine."""
+        return self.similarity == "cosine"
 
     def blocks(self, device: torch.device, rows: int | None = None) -> tuple[int, int]:
         """Return the number of queries and of documents of one matrix product.

@@ -208,7 +208,9 @@ def _extend(taken: Tensor, piece: Tensor, rows: Tensor, rule: Rule, vectors_of: 
     assert rule.near_negative is not None
     both = torch.cat([taken, piece], 1)
     vectors = vectors_of(rows.gather(1, both.clamp(min=0)))
-    alike = is_copy(torch.bmm(vectors, vectors.transpose(1, 2)), rule.near_negative)  # [b, k + s, k + s]
+    alike = is_copy(
+        torch.bmm(vectors, vectors.transpose(1, 2)), rule.near_negative, vectors.shape[2]
+    )  # [b, k + s, k + s]
     kept = torch.cat([taken >= 0, torch.zeros_like(piece, dtype=torch.bool)], 1)
     passed = torch.zeros(len(both), dtype=torch.long, device=both.device)
     for column in range(rule.k, both.shape[1]):

@@ -20,7 +20,7 @@ from hardneg.core.bounds import Bound, Largest, LogMeanExp
 from hardneg.core.errors import argument_error, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
-from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.base import By, Negatives, check_by
 from hardneg.negatives.closed import ClosedForm
 
 
@@ -40,7 +40,7 @@ class Threshold(Negatives):
     """
 
     similarity: Number | Literal["mean"]
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     masks: ClassVar = True
     examples: ClassVar = ("Threshold(-1.0)", "Threshold(0.2)", "Threshold('mean')")
 
@@ -95,7 +95,7 @@ class AtMost(Negatives):
     """
 
     similarity: Number
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     masks: ClassVar = True
     examples: ClassVar = ("AtMost(1.0)", "AtMost(0.8)")
 
@@ -129,7 +129,7 @@ class BelowPositive(Negatives):
 
     relative: Number | None = None
     absolute: Number | None = None
-    by: str = "score"
+    by: By = "score"
     masks: ClassVar = True
     needs: ClassVar = ("positives",)
     examples: ClassVar = ("BelowPositive(0.05)", "BelowPositive(absolute=0.1)", "BelowPositive(0.5, absolute=-0.1)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -201,9 +201,13 @@ def not_pointwise(factor: Negatives, where: str) -> ArgumentError:
     )
 
 
-def check_by(who: str, by: str) -> None:
+By = Literal["score", "guide"]
+"""Whose similarities a distribution reads: those of the model that is trained, or of another model."""
+
+
+def check_by(who: str, by: By) -> None:
     """Raise unless ``by`` is "score" (the model that is trained) or "guide" (another model)."""
-    check_among(who, "by", by, ("score", "guide"))
+    check_among(who, "by", by, get_args(By))
 
 
 def registered_negatives() -> dict[str, type[Negatives]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hardneg.core.errors import check_kind, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
-from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.base import By, Negatives, check_by
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class Gaussian(Negatives):
     mu: Number = 0.7
     sigma: Number = 1.0
     detach: bool = False
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     removes: ClassVar = False
     examples: ClassVar = ("Gaussian()", "Gaussian(0.4, sigma=0.3, detach=True)")
 

@@ -20,7 +20,7 @@ from hardneg.core.objectives import log_expect_exp
 from hardneg.core.schedules import Number, Schedule
 from hardneg.core.tiles import NEVER, Tile
 from hardneg.core.types import Scores
-from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.base import By, Negatives, check_by
 
 LogEta = Callable[[Tensor], Tensor]
 NamedLogEta = Callable[[Tensor, float], Tensor]
@@ -74,7 +74,7 @@ class Hardening(Negatives):
 
     log_eta: str | LogEta
     parameter: Number = 1.0
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     examples: ClassVar = ('Hardening("exponential")', 'Hardening("threshold", 0.9)', 'Hardening("sigmoid", 3.0)')
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from hardneg.core.bounds import Bound, Largest
 from hardneg.core.errors import check_kind, check_range
 from hardneg.core.schedules import Number
 from hardneg.core.tiles import Tile
-from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.base import By, Negatives, check_by
 from hardneg.negatives.closed import ClosedForm
 
 
@@ -39,7 +39,7 @@ class Tilt(Negatives):
     beta: Number
     detach: bool = False
     source: str | None = None
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     removes: ClassVar = False
     examples: ClassVar = ("Tilt(1.0)", "Tilt(5.0, detach=True)", "Tilt(0.0)")
 
@@ -104,7 +104,7 @@ class ClippedTilt(Negatives):
     beta: Number
     bound: float = 2.0
     detach: bool = False
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     removes: ClassVar = False
     examples: ClassVar = ("ClippedTilt(1.0)", "ClippedTilt(10.0, bound=1.0, detach=True)")
 

@@ -20,7 +20,7 @@ from hardneg.core.bounds import Bound, Count, Window, beyond, within
 from hardneg.core.errors import argument_error, check_counts, check_kind, check_range
 from hardneg.core.schedules import Number, Schedule, value_of
 from hardneg.core.tiles import Tile
-from hardneg.negatives.base import Negatives, check_by
+from hardneg.negatives.base import By, Negatives, check_by
 from hardneg.negatives.closed import ClosedForm
 
 ROUNDING = 1e-9
@@ -54,7 +54,7 @@ class Ring(Negatives):
     outer: Number = 1.0
     dynamic_inner: bool = False
     at_least: int = 0
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     approximate: bool = field(default=False, kw_only=True)
     masks: ClassVar = True
     if_empty: ClassVar = "Lower inner, raise outer, or keep some candidates with at_least=1."
@@ -156,7 +156,7 @@ class Rank(Negatives):
 
     start: int = 0
     stop: int | None = None
-    by: str = field(default="score", kw_only=True)
+    by: By = field(default="score", kw_only=True)
     masks: ClassVar = True
     examples: ClassVar = ("Rank(0, 5)", "Rank(2, 4)", "Rank(3)")
 

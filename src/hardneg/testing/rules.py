@@ -48,8 +48,8 @@ def mines_as_whole_rows(negatives: Negatives) -> Violation:
     queries, corpus, guide = pairing.anchors, pairing.candidates[0], pairing.guide
     assert guide is not None
     assert pairing.positives.ids is not None
-    searches = [Search(query_block=4, corpus_block=7)]
-    searches += [Search(query_block=4, corpus_block=7, shards=3)] if negatives.pointwise else []
+    searches = [Search(query_block=4, corpus_block=7, similarity="dot")]
+    searches += [replace(searches[0], shards=3)] if negatives.pointwise else []
     for draw in ("top", "gumbel"):
         right = _from_whole_rows(negatives, pairing, draw)
         for search in searches:

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from hardneg.core.errors import argument_error, check_among, check_callable, check_count
+from hardneg.core.objectives.info_nce import Denominator
 from hardneg.core.types import Keys, View
 from hardneg.core.views import check_views
 from hardneg.losses.contrastive import ContrastiveLoss
@@ -32,10 +33,10 @@ def global_loss(
     z1: View,
     z2: View,
     temperature: float | Tensor,
-    views: str = "two",
+    views: Literal["two", "cross"] = "two",
     ids: Annotated[Tensor, "n"] | None = None,
     *,
-    positives_in_denominator: str = "own",
+    positives_in_denominator: Denominator = "own",
 ) -> Annotated[Tensor, ""]:
     """Compute InfoNCE over a whole data set, with all other items as the negatives of each.
 
@@ -103,8 +104,8 @@ def gradient_error(
     *,
     batch_size: int,
     temperature: float,
-    views: str = "two",
-    positives_in_denominator: str = "own",
+    views: Literal["two", "cross"] = "two",
+    positives_in_denominator: Denominator = "own",
     num_batches: int = 1000,
     warm_up: int | None = None,
     pool: Queue | Bank | None = None,

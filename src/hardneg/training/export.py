@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +34,15 @@ from hardneg.training.loop.checkpoints import read_state
 from hardneg.training.loop.runs import Run
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
+from hardneg.training.options.base import Weights
 from hardneg.training.text_encoders import Pretrained
 
-WEIGHTS = ("last", "best")
 PREFIXES = ("encoder.", "encoder.encoder.")
 """Prefixes of the encoder's weights in the state of a method; in MoCo v3 a predictor wraps the encoder."""
 
 
 def load_encoder(
-    run: str | Path, weights: str = "last", *, run_code: bool = False, normalise: bool = True
+    run: str | Path, weights: Weights = "last", *, run_code: bool = False, normalise: bool = True
 ) -> nn.Module:
     """Load the trained encoder of a run, in evaluation mode on the CPU.
 
@@ -65,8 +65,8 @@ def load_encoder(
         NoFile: If the run has no such checkpoint.
         FileError: If the checkpoint has the weights of another encoder.
     """
-    if weights not in WEIGHTS:
-        raise ArgumentError("load_encoder", f"weights to be one of {', '.join(WEIGHTS)}", repr(weights))
+    if weights not in get_args(Weights):
+        raise ArgumentError("load_encoder", f"weights to be one of {', '.join(get_args(Weights))}", repr(weights))
     disk = Run(Path(run))
     config = disk.whole_config()
     options = options_of(disk)
@@ -122,7 +122,7 @@ def may_run_code(encoder: str) -> bool:
     return int(str(library.__version__).partition(".")[0]) < 6
 
 
-def text_encoder_of(run: str | Path, weights: str = "last", *, run_code: bool = False) -> TextEncoder:
+def text_encoder_of(run: str | Path, weights: Weights = "last", *, run_code: bool = False) -> TextEncoder:
     """Return the encoder of a run on texts, or on images with texts, as evaluations use it.
 
     Args:
@@ -150,7 +150,7 @@ def options_of(run: Run) -> TrainOptions:
     return kind(**{name: value for name, value in config["options"].items() if name in known})
 
 
-def export(run: str | Path, format: str, out: str | Path | None = None, weights: str = "last", *,
+def export(run: str | Path, format: str, out: str | Path | None = None, weights: Weights = "last", *,
            run_code: bool = False, normalise: bool = True) -> Path:  # fmt: skip
     """Write the encoder of a run in a library's format.
 
@@ -331,7 +331,7 @@ def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
 
 
 def transfer(
-    run: str | Path, data: str, data_root: str | None = None, weights: str = "last", *, run_code: bool = False
+    run: str | Path, data: str, data_root: str | None = None, weights: Weights = "last", *, run_code: bool = False
 ) -> dict[str, Any]:
     """Compute the final figures of a run on other data.
 

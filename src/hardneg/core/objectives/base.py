@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -234,6 +234,8 @@ class Function(Objective):
 
 
 TauPlus = float | Tensor | Schedule
+Reduction = Literal["anchors", "mean", "pairs", "none"]
+"""How losses of pairs become one number: see ``reduce``; "mean" is another name of "anchors"."""
 
 
 def check_tau_plus(who: str, tau_plus: TauPlus) -> None:
@@ -249,16 +251,16 @@ def corrects(tau_plus: TauPlus) -> bool:
 
 
 def reduce(
-    losses: PairLosses, scores: Scores, reduction: str = "anchors", weights: Annotated[Tensor, "b"] | None = None
+    losses: PairLosses, scores: Scores, reduction: Reduction = "anchors", weights: Annotated[Tensor, "b"] | None = None
 ) -> Tensor:
     """Reduce losses of pairs to one number.
 
     Args:
         losses: Loss of each pair, [b, p].
         scores: The scores that the losses were computed from.
-        reduction: ``"anchors"``: mean over the positives of each anchor, then over all anchors (SupCon); an anchor
-            without a positive counts as 0. ``"pairs"``: mean over all real pairs (H-SCL), so that anchors with more
-            positives count more. ``"none"``: the mean of each anchor, [b].
+        reduction: ``"anchors"`` or ``"mean"``: mean over the positives of each anchor, then over all anchors (SupCon);
+            an anchor without a positive counts as 0. ``"pairs"``: mean over all real pairs (H-SCL), so that anchors
+            with more positives count more. ``"none"``: the mean of each anchor, [b].
         weights: Weight of each anchor, [b], for a weighted mean.
 
     Returns:
@@ -279,7 +281,7 @@ def _reduced(
     losses: PairLosses, real: Annotated[Tensor, "b p"], reduction: str, weights: Annotated[Tensor, "b"] | None = None
 ) -> Tensor:
     if losses.shape[1] == 1 and reduction != "pairs":  # one positive, or none and a loss of 0
-        if reduction == "anchors" and weights is None:
+        if reduction in ("anchors", "mean") and weights is None:
             return losses.mean()
         return _reduce_means(losses.squeeze(1), reduction, weights)
     return reduce_sums(losses.sum(-1), real.sum(-1, dtype=losses.dtype), reduction, weights)
@@ -297,9 +299,9 @@ def reduce_sums(sums: Tensor, counts: Tensor, reduction: str, weights: Tensor | 
 def _reduce_means(per_anchor: Tensor, reduction: str, weights: Tensor | None) -> Tensor:
     if reduction == "none":
         return per_anchor if weights is None else weights * per_anchor
-    if reduction == "anchors":
+    if reduction in ("anchors", "mean"):
         return per_anchor.mean() if weights is None else (weights * per_anchor).sum() / _at_least_tiny(weights.sum())
-    raise argument_error("reduce", "reduction 'anchors', 'pairs' or 'none'", "reduction", reduction)
+    raise argument_error("reduce", "reduction 'anchors', 'mean', 'pairs' or 'none'", "reduction", reduction)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,8 +41,10 @@ from hardneg.core.statistics import (
 from hardneg.core.tensors import by_operations, known_number
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
 
-NumNegatives = str | float | Tensor
+NumNegatives = Literal["support", "candidates", "mass"] | float | Tensor
 """The M of a denominator: "support", "candidates", "mass", a number, or a tensor [] or [b]."""
+Denominator = Literal["own", "all", "none"]
+"""Positives in the denominator: that of the pair, all of the anchor, or none."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -58,7 +60,7 @@ class InfoNCE(Objective):
 
     num_negatives: NumNegatives = "support"
     tau_plus: TauPlus = 0.0
-    positives_in_denominator: str = "own"
+    positives_in_denominator: Denominator = "own"
     correction_beta: float | None = None
     name: ClassVar = "info_nce"
 
@@ -131,7 +133,7 @@ def info_nce(
     *,
     num_negatives: NumNegatives = "support",
     tau_plus: float | Tensor = 0.0,
-    positives_in_denominator: str = "own",
+    positives_in_denominator: Denominator = "own",
     correction_beta: float | None = None,
     log_q: tuple[Tensor, Tensor] | None = None,
 ) -> PairLosses:

@@ -26,6 +26,7 @@ from hardneg.batching.refresh import Refresh, eval_mode
 from hardneg.batching.sampler import PlanIterator, PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.batching.stored import load_arrays, save_arrays
+from hardneg.core.diagnose import LOG_PREFIX
 from hardneg.core.distributed import gather
 from hardneg.core.errors import ArgumentError, DataChanged, argument_error, check_count, check_kind, warn_once
 from hardneg.core.tensors import unit
@@ -224,7 +225,7 @@ class HardBatches(LossCallback):
 
     def diagnostics(self) -> dict[str, float]:
         """Return the diagnostics of the loss and, with fresh negatives, the steps since they were mined."""
-        return super().diagnostics() | ({} if self._age is None else {"negatives/age": float(self._age)})
+        return super().diagnostics() | ({} if self._age is None else {f"{LOG_PREFIX}age": float(self._age)})
 
     def _vectors(self, texts: list[str], prompt: str | None, args: Any, model: Any) -> Annotated[Tensor, "n d"]:
         """Embed the texts, a share per process, and gather them, [n, d]; random numbers of training are unaffected."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hardneg.core.diagnose import LOG_PREFIX
 from hardneg.core.errors import Damaged, DataChanged, NoFile
 from hardneg.io.files import read_json, write_atomically, write_json
 from hardneg.io.sealed import check_seal, sealing
@@ -85,11 +86,11 @@ class LossCallback:
         self.save(_folder(Path(args.output_dir), state), args)
 
     def diagnostics(self) -> dict[str, float]:
-        """Return diagnostics of the batches watched since the last call, by name such as ``negatives/hardness``."""
+        """Return diagnostics of the batches watched since the last call, by name such as ``hardneg/hardness``."""
         found: dict[str, float] = {}
         for name, loss in self.losses.items():
             for diagnosis in filter(None, (module.diagnosis() for module in _with(loss, "diagnosis"))):
-                numbers, prefix = diagnosis.summary(), f"negatives/{name}/" if name else "negatives/"
+                numbers, prefix = diagnosis.summary(), f"{LOG_PREFIX}{name}/" if name else LOG_PREFIX
                 found |= {prefix + key: round(numbers[key], 6) for key in LOGGED if not math.isnan(numbers[key])}
         return found
 

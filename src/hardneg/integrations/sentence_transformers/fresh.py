@@ -20,9 +20,8 @@ from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.checks import check_rule
 from hardneg.mining.entry import mine_vectors
-from hardneg.mining.options import TEMPERATURE
+from hardneg.mining.options import TEMPERATURE, Draw
 from hardneg.mining.problem import Side, build_problem
-from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
 from hardneg.negatives import Negatives, parse
 
@@ -55,7 +54,7 @@ class FreshNegatives:
         k: int = 1,
         *,
         corpus: Sequence[str] = (),
-        draw: str = "top",
+        draw: Draw = "top",
         seed: int = 0,
         temperature: float = TEMPERATURE,
     ) -> None:
@@ -102,7 +101,6 @@ class FreshNegatives:
                 self.positives,
                 self.negatives,
                 self.k,
-                search=Search(cosine=True),
                 **self.options,
             ).rows
         self.rows.copy_(torch.where(found >= 0, found, self.rows))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from hardneg.integrations.sentence_transformers.pairings import (
     GuideModel,
     PairingBuilder,
 )
+from hardneg.kernels.engine import Impl
 from hardneg.losses.contrastive import ContrastiveLoss, Temperature
 from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.losses.grad_cache import GradCache
@@ -95,14 +96,14 @@ class NegativesLoss(nn.Module):
         tau_plus: TauPlus = 0.0,
         num_negatives: NumNegatives = "support",
         objective: AnyObjective | SogCLR | EMC2 = "info_nce",
-        similarity: str = "cosine",
-        positives: str = "row",
+        similarity: Literal["cosine", "dot"] = "cosine",
+        positives: Literal["row", "group"] = "row",
         queue: Queue | None = None,
         guide: Any = None,
         gather_across_devices: bool = False,
         directions: Sequence[str] = ("query_to_doc",),
-        partition_mode: str = "joint",
-        impl: str = "auto",
+        partition_mode: Literal["joint", "per_direction"] = "joint",
+        impl: Impl = "auto",
     ) -> None:
         super().__init__()
         _check_model(model)
@@ -280,7 +281,7 @@ class NegativesLoss(nn.Module):
             raise ArgumentError(name, "two columns, anchor and positive", f"{len(columns)} columns")
         assert self.whole_data is not None
         self.whole_data.train(torch.is_grad_enabled() and self.training)
-        loss: Tensor = self.whole_data(*columns, ids=rows.anchors)
+        loss: Tensor = self.whole_data(columns[0], columns[1], ids=rows.anchors)
         return loss
 
     def get_config_dict(self) -> dict[str, Any]:

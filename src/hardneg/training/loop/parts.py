@@ -18,6 +18,7 @@ from torch import nn
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, optional, warn_once
+from hardneg.io.terminal import progress_bars
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.training.data.items import Splits
 from hardneg.training.data.kinds import kind_of
@@ -175,9 +176,9 @@ def memory_in_use(device: torch.device) -> PeakMemory:
 
 @contextmanager
 def progress_bar(
-    quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None, noun: str = "image"
-) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Show a progress bar with the loss, the hardness and the speed.
+    quiet: bool, total: int, done: int, batch_size: int, console: Console | None = None
+) -> Iterator[Callable[[dict[str, float] | None], None]]:
+    """Show the progress of training, with the epoch, the loss, the hardness and the items per second.
 
     Args:
         quiet: Show nothing.
@@ -185,30 +186,21 @@ def progress_bar(
         done: Number of steps completed before, by a resumed run.
         batch_size: Items per batch, for the speed.
         console: Where to draw, by default the terminal.
-        noun: Name of an item, such as "image".
 
     Yields:
-        A function that is called with each record.
+        A function to call after each step, with the record of the step or None.
     """
-    if quiet:
-        yield lambda record: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    begun = time.perf_counter()
+    with progress_bars(quiet, console) as bars:
+        advance = bars("train", total)
+        advance(done)
 
-    # Fits into 80 columns up to 100,000 steps at 10,000 items per second.
-    columns = (
-        BarColumn(bar_width=6),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[found]}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console) as progress:
-        task, begun = progress.add_task("", total=total, completed=done, found=""), time.perf_counter()
-
-        def show(record: dict[str, float]) -> None:
-            speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
-            hardness = f"hardness {record['hardness']:.2f} " if math.isfinite(record["hardness"]) else ""
-            found = f"loss {record['loss']:.3f} {hardness}{speed:.0f} {noun}s/s"
-            progress.update(task, completed=int(record["step"]), found=f"epoch {record['epoch'] + 1} {found}")
+        def show(record: dict[str, float] | None) -> None:
+            note = ""
+            if record is not None:
+                speed = (record["step"] - done) * batch_size / (time.perf_counter() - begun)
+                hardness = f"hardness {record['hardness']:.2f} " if math.isfinite(record["hardness"]) else ""
+                note = f"epoch {record['epoch'] + 1} loss {record['loss']:.3f} {hardness}{speed:.0f}/s"
+            advance(1, note)
 
         yield show

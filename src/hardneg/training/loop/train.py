@@ -13,6 +13,7 @@ result.json.
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from hardneg.core.schedules import adaptive
 from hardneg.io.embeddings import save_arrays
 from hardneg.io.files import output_folder, write_atomically
 from hardneg.io.sealed import sealing
+from hardneg.io.terminal import progress_bars
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
 from hardneg.training.augmentation.augment import MakeImageViews
@@ -124,7 +126,9 @@ def train(
         # Only after the recipe is built, which raises a clearer error if it requires labels.
         try_negatives(options, labelled=found.train.labels is not None)
         loop.run_all(quiet)
-        loop.finish(found, views)
+        with progress_bars(quiet or not accelerator.is_main_process) as bars:
+            bars("evaluate", None)
+            loop.finish(found, views)
     return run.result() or {}  # empty on a machine that does not share the disk of the first rank
 
 
@@ -228,11 +232,9 @@ class Loop:
             self.refresher.before_training()
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         if not silent and (chosen := self.method.chosen()):
-            print(
-                f"Chosen for {len(self.data):,} {self.data.noun}s: "
-                f"{', '.join(f'{name} {value:,}' for name, value in chosen.items())}."
-            )
-        with progress_bar(silent, self.total, self.step, batch_size, noun=self.data.noun) as show:
+            values = ", ".join(f"{name} {value:,}" for name, value in chosen.items())
+            print(f"Chosen for {len(self.data):,} {self.data.noun}s: {values}.", file=sys.stderr)
+        with progress_bar(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 self.begun = time.perf_counter() - self.begun_seconds
                 for index in self._batches(epoch):
@@ -276,7 +278,7 @@ class Loop:
             index = torch.tensor(batch)
             yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
 
-    def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+    def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float] | None], None]) -> None:
         """Train on one batch: encode, compute the loss, update, and record or save where it is due."""
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
@@ -289,8 +291,8 @@ class Loop:
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
         self.refresher.after_step(self.step, epoch, method.harvest)
-        if self.step % options.log_every == 0 or self.step == self.total:
-            self._record(epoch, loss, show)
+        due = self.step % options.log_every == 0 or self.step == self.total
+        show(self._record(epoch, loss) if due else None)
         every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
         if every and updated and in_the_middle and self.step - self.saved >= every:
             self._save()
@@ -321,7 +323,7 @@ class Loop:
             torch.distributed.broadcast(vectors, src=0)
         return vectors
 
-    def _record(self, epoch: int, loss: Tensor, show: Callable[[dict[str, float]], None]) -> None:
+    def _record(self, epoch: int, loss: Tensor) -> dict[str, float]:
         """Record loss and diagnostics of the last step; raise ``NotFinite`` if the loss is NaN or infinite."""
         with torch.no_grad():
             found = self.method.diagnose().summary() | self.method.figures()
@@ -332,9 +334,9 @@ class Loop:
             record["learning_rate"] = self.update.learning_rate(self.step - 1)
         if not math.isfinite(record["loss"]):
             raise self._not_finite(f"loss={record['loss']}")
-        show(record)
         if self.accelerator.is_main_process:
             self.run.log(**record)
+        return record
 
     def _not_finite(self, what: str) -> NotFinite:
         before = " (the last checkpoint was written before that)" if self.run.checkpoint_path.exists() else ""

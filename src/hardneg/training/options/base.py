@@ -7,13 +7,15 @@ field is declared with ``option(default, help, panel)``: its help text is what `
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import make_plain, option
 from hardneg.core.schedules import Schedule
 from hardneg.training.options.values import Scheduled, check_option, kinds_of, unless_none
 
+Weights = Literal["last", "best"]
+"""Which weights of a run to use: those of the last epoch, or the best according to the monitor."""
 TEMPERATURE = 'Temperature that divides the similarities: a number, or a schedule such as "linear(0.5, 0.1)".'
 DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "The run"
 """Titles of the panels that group the flags in ``--help``."""

@@ -11,7 +11,7 @@ import re
 from functools import cache, reduce
 from operator import or_
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import flag_of
@@ -32,7 +32,7 @@ def kinds_of(options: type) -> dict[str, Any]:
 
     Cached, because Python evaluates annotations from their text on every call and a comparison reads many options.
     """
-    return get_type_hints(options)
+    return {name: plain(kind) for name, kind in get_type_hints(options).items()}
 
 
 def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None:
@@ -49,7 +49,7 @@ def check_option(who: str, name: str, value: Any, kind: Any, rules: Any) -> None
         ArgumentError: If the value is not allowed; it names the flag and what is allowed.
     """
     flag, got = flag_of(name, rules), repr(value)
-    if rules["among"] and value not in rules["among"]:
+    if rules["among"] and value is not None and value not in rules["among"]:
         raise ArgumentError(who, f"{flag} to be one of {', '.join(rules['among'])}", got)
     if not _is(kind, value):
         raise ArgumentError(who, f"{flag} to be {called(kind)}", got)
@@ -136,6 +136,16 @@ def called(kind: Any) -> str:
     kind = unless_none(kind)
     names = {int: "a whole number", float: "a number", bool: "true or false"}
     return 'a number or a schedule such as "linear(0.5, 0.1)"' if kind == Scheduled else names.get(kind, "text")
+
+
+def plain(kind: Any) -> Any:
+    """Return the type, with str for a Literal of words.
+
+    Example:
+        >>> plain(Literal["cosine", "dot"]), plain(int)
+        (<class 'str'>, <class 'int'>)
+    """
+    return str if get_origin(kind) is Literal else kind
 
 
 def unless_none(kind: Any) -> Any:
