@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hardneg.training.loop.refreshing import PlanRefresher
 
 from hardneg.batching import refresh
 from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
-from hardneg.training.loop.refreshing import PlanRefresher
 from hardneg.training.loop.train import Loop
 from hardneg.training.options import SimCLROptions
 from hardneg.training.recipes import run_recipe

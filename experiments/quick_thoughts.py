@@ -26,7 +26,7 @@ import torch
 from sentences import DATA, RESULTS, ROOT, articles, of_seeds, write_lines, write_result
 
 from hardneg.training.data.inputs import TwoTowers
-from hardneg.training.evaluation.classification import evaluate_classification, read_classification
+from hardneg.training.evaluation.benchmarks import evaluate_classification, read_classification
 from hardneg.training.export import load_encoder
 from hardneg.training.options import QuickThoughtsOptions
 from hardneg.training.recipes import run_recipe

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile
 from hardneg.training.evaluation import logistic
-from hardneg.training.evaluation.classification import TextTask, evaluate_classification, read_classification
+from hardneg.training.evaluation.benchmarks import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
     RetrievalSet,
     evaluate_retrieval,

@@ -17,7 +17,7 @@ from hardneg.batching.refresh import Refresh
 from hardneg.batching.sampler import PlannedBatchSampler
 from hardneg.batching.spec import parse_batches
 from hardneg.core.errors import ArgumentError, FileError, HardnegWarning
-from hardneg.training.loop.refreshing import PlanRefresher
+from hardneg.training.loop.parts import PlanRefresher
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 from support.errors import raises

@@ -83,7 +83,7 @@ def _evaluate_texts(options: EvaluateOptions, bars: Bars) -> dict[str, Any]:
 
         found["retrieval"] = evaluate_retrieval(read_beir(options.beir, options.split), encoder)
     if options.classification:
-        from hardneg.training.evaluation.classification import evaluate_classification, read_classification
+        from hardneg.training.evaluation.benchmarks import evaluate_classification, read_classification
 
         tasks = read_classification(options.classification)
         done = bars("evaluate classification", len(tasks))

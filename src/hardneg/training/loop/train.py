@@ -47,6 +47,7 @@ from hardneg.training.loop.data_record import data_record, encoder_record
 from hardneg.training.loop.method import Batch, Build, EncodeInputs
 from hardneg.training.loop.optimisers import Updates, read_optimiser
 from hardneg.training.loop.parts import (
+    PlanRefresher,
     accelerator_for,
     check_agreed,
     memory_in_use,
@@ -56,7 +57,6 @@ from hardneg.training.loop.parts import (
     synchronised,
 )
 from hardneg.training.loop.records import final_of, has_collapsed
-from hardneg.training.loop.refreshing import PlanRefresher
 from hardneg.training.loop.runs import Run
 from hardneg.training.options.base import TrainOptions, defaults_of
 
