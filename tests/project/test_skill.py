@@ -18,6 +18,7 @@ from typer.main import get_command
 
 import hardneg as hn
 from hardneg.cli.app import app
+from support.libraries import part_of_sentence_transformers
 
 SKILL = Path(__file__).parents[2] / "skills" / "hardneg"
 PAGES = sorted(SKILL.rglob("*.md"))
@@ -96,15 +97,12 @@ def test_the_fine_tuning_template_mines_audits_trains_and_evaluates(beir: Path, 
     from sentence_transformers import SentenceTransformer
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    try:
-        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    except ImportError:  # before version 5.4
-        from sentence_transformers.models import StaticEmbedding
     words = {f"{side}{i}": i + WORDS * (side == "d") for i in range(WORDS) for side in "qd"}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="q0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     model = str(tmp_path / "model")
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu").save_pretrained(model)
+    static = part_of_sentence_transformers("modules").StaticEmbedding(tokenizer, embedding_dim=16)
+    SentenceTransformer(modules=[static], device="cpu").save_pretrained(model)
     command = [sys.executable, str(SKILL / "templates" / "finetune.py"), str(beir), "--model", model]
     more = ["--out", str(tmp_path / "out"), "--epochs", "8", "--batch-size", "30", "--learning-rate", "0.1"]
     done = subprocess.run([*command, *more], capture_output=True, text=True)
