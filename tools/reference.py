@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import tomllib
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
+import yaml
 from typer.models import ArgumentInfo, OptionInfo, TyperInfo
 
 import hardneg as hn
@@ -24,6 +26,8 @@ from hardneg.cli.flags import GENERAL
 from hardneg.core.schedules import registered_schedules
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = FOLDER.parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 GENERATED = "<!-- Generated from the code by `make reference`; edit the docstrings instead. -->\n"
 
 
@@ -140,6 +144,29 @@ def first_line(value: Any) -> str:
     """The first paragraph of a docstring on one line; nothing for constants, whose own docstrings Python drops."""
     about = (inspect.getdoc(value) or "") if callable(value) else ""
     return " ".join(about.split("\n\n")[0].split())
+
+
+# The list for language models
+
+
+def llms() -> str:
+    """llms.txt of the site: each page of the navigation with its address and first sentence."""
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), yaml.SafeLoader)
+    head = [f"# {site['site_name']}\n", f"> {PROJECT['description']}\n"]
+    head.append(
+        f"A skill for coding agents, with templates: {PROJECT['urls']['Repository']}/tree/main/skills/hardneg\n"
+    )
+    return "\n".join([*head, *_linked(site["nav"], site["site_url"])])
+
+
+def _linked(entries: list[dict[str, Any]], address: str) -> Iterator[str]:
+    for entry in entries:
+        ((title, target),) = entry.items()
+        if isinstance(target, list):
+            yield f"\n## {title}\n"
+            yield from _linked(target, address)
+        else:
+            yield f"- [{title}]({address}{target.removesuffix('.md')}.html)"
 
 
 # The command line
@@ -281,6 +308,7 @@ def main() -> None:
     (FOLDER / "api").mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    (FOLDER.parent / "llms.txt").write_text(llms(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from hardneg.testing import check_negatives as assert_conforms
 from support.libraries import library
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *SITE, *sorted((ROOT / "skills").rglob("*.md"))]
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
     "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
@@ -137,7 +138,7 @@ def test_the_script_of_an_integration_is_short(name: str) -> None:
 def test_the_navigation_has_every_page() -> None:
     """The builder checks that listed pages exist, not that existing pages are listed."""
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in SITE)
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def test_generated_pages_are_up_to_date(reference: ModuleType) -> None:
         assert page.read_text(encoding="utf-8") == text, f"{page.name} is out of date: run `make reference`"
 
 
+def test_the_list_for_language_models_is_up_to_date(reference: ModuleType) -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    assert text == reference.llms(), "run `make reference`"
+    assert "reference/api/losses.html)" in text
+
+
 def test_every_public_name_is_there(reference: ModuleType) -> None:
     pages = reference.pages()
     for name in hn.__all__:
