@@ -2,8 +2,8 @@
 
 ``transition_matrix`` and ``contraction`` are exact for one chain of EMC2 with uniform proposals; ``EMC2Bounds`` holds
 the numbers of a run and computes the bounds of Lemma 3.2, Lemma 3.4 and Theorem 3.7 from them. The paper writes beta
-for 1 / temperature. For unit vectors at temperature 0.07 the factor e^(2 / temperature) is 2.6e12: the printed bounds hold
-and say nothing about a run of realistic length, whereas ``contraction`` of its scores does.
+for 1 / temperature. For unit vectors at temperature 0.07 the factor e^(2 / temperature) is 2.6e12: the printed bounds
+hold and say nothing about a run of realistic length, whereas ``contraction`` of its scores does.
 
 The bounds of ProSampler's walks (Yang et al. 2023) fail as printed. ``closest_neighbour_probability`` is the exact
 probability of which Proposition 1 gives a bound. ``escape`` computes the probabilities that Proposition 2 bounds, and
