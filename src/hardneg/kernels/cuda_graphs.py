@@ -5,8 +5,8 @@ torch.compile need more time than the kernels of a tile, so the same work for ma
 graph. On a CPU everything runs as it is written. If torch.compile refuses a user's distribution, it runs uncompiled,
 after a warning.
 
-``Runner`` compiles the functions of tiles, ``pull_back`` differentiates them, and ``over_blocks`` and ``capture``
-handle graphs.
+``Runner`` compiles the functions of tiles, and ``over_blocks`` and ``capture`` handle graphs; on a CPU these only call
+the functions that they get. ``pull_back`` is the backward pass of one tile, on every device.
 """
 
 from __future__ import annotations
