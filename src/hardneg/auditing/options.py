@@ -80,7 +80,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Everything that `hardneg audit` can be given: paths, columns, rules and settings.
+    """All options of `hardneg audit`: paths, columns, rules and settings.
 
     Raises:
         ArgumentError: If values contradict each other, or a rule cannot be parsed.
@@ -88,7 +88,7 @@ class AuditOptions:
 
     input: str = argument("Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
     expressions: tuple[str, ...] = option(
-        (), "Rule to measure, such as 'Tilt(2.0)'; may be repeated.", RULES, "--expression", "-e"
+        (), "Rule to measure, such as 'Tilt(2.0)'; can be repeated.", RULES, "--expression", "-e"
     )
     settings: Settings = field(default_factory=Settings, metadata=part())
     labels: str | None = option(None, "File of labels: .npy .npz .txt or a table.", KNOWN)
@@ -117,7 +117,7 @@ class AuditOptions:
     cache: str | None = option(None, "Folder of cached embeddings; default INPUT.embeddings.", MINED)
     cache_key: str | None = option(None, "Version of the --encoder, as in mine.", MINED)
     imports: tuple[str, ...] = option(
-        (), "Python file that defines your own distributions; may be repeated.", RULES, "--import"
+        (), "Python file that defines your own distributions; can be repeated.", RULES, "--import"
     )
     similarity: str | None = option(
         None, "cosine or dot; default: as in the manifest of a mined file, else cosine.", LOOK

@@ -2,7 +2,7 @@
 
 The positive of an anchor is:
 
-- what ``positives`` gives: vectors of a second view [a, d], or ids of candidates;
+- what the argument ``positives`` contains: vectors of a second view [a, d], or ids of candidates;
 - with judgements only, the first one of each query: the rule can use it, and the others may become false negatives;
 - with ``positives="label"``, one row of the same label, drawn with the seed, as in supervised training;
 - otherwise nothing, so that figures that need a positive (BelowPositive, the clamped share) are undefined.

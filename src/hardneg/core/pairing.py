@@ -83,8 +83,8 @@ class TileContext:
     def masked(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> MaskedTile:
         """Return the tile of these scores with its masks.
 
-        Never negatives are candidates with the anchor's id or the id of one of its positives and, with
-        ``label_positives``, those with the anchor's label (unless ``same_label_negatives``).
+        Candidates with the anchor's id or the id of one of its positives are never negatives. With ``label_positives``,
+        neither are those with the anchor's label (unless ``same_label_negatives``).
 
         Args:
             s: Scores, [r, c].

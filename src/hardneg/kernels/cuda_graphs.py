@@ -184,7 +184,7 @@ def capture(work: Callable[[], None], device: torch.device) -> Any | None:
             with suppress(RuntimeError):
                 graph.capture_end()
             _refused_graphs.append(str(error))
-            warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
+            warn_once("no CUDA graph", f"CUDA graphs cannot be used here, so kernels are launched one by one: {error}")
             return None
         memory.last = graph
     current.wait_stream(stream)

@@ -90,7 +90,7 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
     def closer(shift: int) -> tuple[Tensor, Tensor]:
         neighbours = _vectors(corpus, (own + shift) % len(corpus), cosine)
-        # A row that is the query itself, as in a file of pairs, is no evidence: use the positive instead.
+        # A row that is the query itself, as in a file of pairs, is not evidence: use the positive instead.
         neighbours = torch.where(
             (neighbours == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), neighbours
         )
@@ -187,7 +187,7 @@ def warn_of_short(found: Explanation, k: int) -> None:
 
 
 def warn_of_norms(corpus: Annotated[Tensor, "n d"]) -> None:
-    """Warn if the dot product orders very differently from the cosine and the caller chose neither."""
+    """Warn if the dot product ranks documents very differently from the cosine and the caller chose neither."""
     norms = torch.linalg.vector_norm(_vectors(corpus, _sampled(len(corpus), _documents), cosine=False), dim=1)
     low, high = norms.quantile(norms.new_tensor([0.05, 0.95])).tolist()
     if high > 1.2 * low:

@@ -191,7 +191,7 @@ def cache_loss(
     real = info_nce(stale, Uniform().log_weights(stale)).detach().squeeze(1)
     if drawn is None:
         drawn = retrieve(stale, k, cache.generator(), how)
-    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is no instance
+    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is not an instance
     if not bool((chosen >= 0).any()):
         return CacheLoss(anchors.vectors.sum(-1) * 0.0, real, drawn)
     items, which = torch.unique(chosen[chosen >= 0], return_inverse=True)  # type: ignore[no-untyped-call]

@@ -168,7 +168,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
 
 
 def memory_in_use(device: torch.device) -> PeakMemory:
-    """Return the present memory of this process and the peak memory of its GPU, CUDA context included."""
+    """Return the current memory of this process and the peak memory of its GPU, CUDA context included."""
     host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
     return PeakMemory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
 
