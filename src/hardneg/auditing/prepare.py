@@ -129,7 +129,7 @@ def number_tags(name: str, given: Tag, size: int, *, only_numbers: bool = False)
 
 
 def distinguish_unknown(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
-    """Replace numbers below 0, which mean unknown, by a different one in every row.
+    """Replace numbers below 0, which mean unknown, with a different one in every row.
 
     Args:
         tag: Numbers [n] or [n, t].

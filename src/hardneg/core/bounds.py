@@ -147,7 +147,7 @@ class LogMeanExp(Bound):
 
 
 def _finite(top: Tensor) -> Tensor:
-    """Replace -inf, the largest value of a row without candidates, by 0."""
+    """Replace -inf, the largest value of a row without candidates, with 0."""
     return torch.where(top == NEVER, 0.0, top)
 
 

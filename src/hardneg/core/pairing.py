@@ -354,7 +354,7 @@ def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Ten
 
 
 def not_infinite(values: Tensor) -> Tensor:
-    """Replace infinities by NaN."""
+    """Replace infinities with NaN."""
     return values + values * 0.0  # inf * 0 = NaN; finite values do not change
 
 

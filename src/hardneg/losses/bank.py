@@ -259,7 +259,7 @@ class InstanceDiscrimination(nn.Module):
 
 
 class CMC(nn.Module):
-    """Two views and two banks, crossed: each view against the past of the other view; the directions are added.
+    """Two views and two banks: each view against the past of the other view, with both directions added.
 
     The arguments are those of ``InstanceDiscrimination``.
     """

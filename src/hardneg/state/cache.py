@@ -78,7 +78,7 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
-        """Store fresh embeddings: refresh cached items, and replace the oldest ones by new items.
+        """Store fresh embeddings: refresh cached items, and replace the oldest ones with new items.
 
         Args:
             keys: Vectors [n, d] with ids.
@@ -103,7 +103,7 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def refresh(self, encode: EncodeRows, share: float) -> None:
-        """Encode the oldest items again; the budget rho of a step in the paper.
+        """Encode the oldest items again; their share is the paper's budget rho of a step.
 
         Args:
             encode: Function of ids that returns vectors.

@@ -202,7 +202,7 @@ def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
 
 
 def edge_perturb(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
-    """Replace floor(ratio m) random edges of each graph by random pairs of nodes.
+    """Replace floor(ratio m) random edges of each graph with random pairs of nodes.
 
     A pair that is drawn twice or is an edge already is kept once, so the number of edges may shrink.
 

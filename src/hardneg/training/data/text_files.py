@@ -55,7 +55,7 @@ def split_columns(path: str, fewest: int, most: int, form: str) -> tuple[Path, l
     Args:
         path: Path as given in ``--data``, without its prefix.
         fewest: Fewest columns, if there are brackets.
-        most: Most columns.
+        most: Largest number of columns.
         form: How the path should be written, for the error.
 
     Raises:

@@ -95,7 +95,7 @@ class MoCoOptions(TrainOptions):
     )
 
     def __post_init__(self) -> None:
-        """Replace None by the published temperature and momentum of the version, then check all options."""
+        """Replace None with the published temperature and momentum of the version, then check all options."""
         for name, value in MOCO[self.version]._asdict().items() if self.version in MOCO else ():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
