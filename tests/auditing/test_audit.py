@@ -335,7 +335,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "needs embeddings"),
     ({"embeddings": torch.ones(4)}, r"floating point vectors \[n, d\]"),
     ({"embeddings": [["a"]]}, "lists of unequal length or other values"),
-    ({"embeddings": torch.zeros(4, 3)}, "audit needs vectors other than zero for the cosine, got 4 zero vectors"),
+    ({"embeddings": torch.zeros(4, 3)}, "audit needs nonzero vectors for the cosine, got 4 zero vectors"),
     ({"embeddings": torch.tensor([[1.0, float("nan")], [0.0, 1.0]])}, "audit needs finite vectors, got NaN"),
     ({"embeddings": torch.ones(0, 3)}, "at least one row"),
     ({"labels": torch.arange(3)}, "for each of 4 rows, got 3 labels"),

@@ -76,7 +76,7 @@ def test_a_schedule_without_the_length_of_the_run_raises():
     [
         (lambda: linear(1.0, 0.0, steps=0), "linear needs at least one step, got steps=0"),
         (lambda: cosine(1.0, 0.0, steps=-1), "cosine needs at least one step"),
-        (lambda: hn.parse("Tilt(linear(1.0, 0.0, steps='ten'))"), "linear needs other arguments"),
+        (lambda: hn.parse("Tilt(linear(1.0, 0.0, steps='ten'))"), "linear needs valid arguments"),
         (lambda: steps(1.0, 0.0, num_changes=0), "steps needs at least one change, got num_changes=0"),
         (lambda: steps(1.0, 0.0, variant="codes"), "steps needs variant 'paper' or 'code', got variant='codes'"),
         (lambda: exponential(1.0, 0.0, decay=-1.0), "exponential needs decay"),

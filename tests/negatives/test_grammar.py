@@ -219,7 +219,7 @@ def test_unknown_names_list_what_fits_there():
             "arm(liner(1.0, 0.0))",
             r"'liner' is not known\. Did you mean linear\? .* Known inside brackets: linear\.$",
         ),
-        ("free(1, 2)", r"^free needs other arguments, got not today; it takes the options of free\(\)\.$"),
+        ("free(1, 2)", r"^free needs valid arguments, got not today; it takes the options of free\(\)\.$"),
         ("", r"needs an expression like 'arm\(\)', got '' \(it is empty\)\.$"),
         ("arm() + arm()", r"needs calls with plain values, such as 'arm\(\)', got 'arm\(\) \+ arm\(\)'\.$"),
     ],

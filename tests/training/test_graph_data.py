@@ -209,7 +209,7 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
         ({"graph_indicator": "1\n1\n2\n2\n9000000000000\n"}, "without gaps"),
         ({"A": ""}, "which has none"),
         ({"A": "1, 2, 3\n"}, "two nodes per line.* which has 3"),
-        ({"node_labels": "1\n"}, "labels of each of 5 nodes"),
+        ({"node_labels": "1\n"}, "labels for each of 5 nodes"),
         ({"graph_labels": ""}, "which has none"),
     ]):  # fmt: skip
         written(tmp_path / f"e{number}", **(TOY | change))

@@ -63,7 +63,7 @@ def audit(
     memory: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Measure how hard, how false and how concentrated the negatives of each expression are on these embeddings.
+    """Measure how hard and how concentrated the negatives of each expression are, and how many of them are false.
 
     Args:
         embeddings: Anchors [a, d] as a tensor, an array or Keys. They are also the candidates unless ``corpus`` is
@@ -201,7 +201,7 @@ class TrainingSet(NamedTuple):
 
 
 def read_dataset(dataset: Any, model: Any) -> TrainingSet:
-    """Embed a training set; equal texts are one anchor or one document, and rows with the same anchor one query.
+    """Embed a training set; equal texts are merged, and rows with the same anchor form one query.
 
     Args:
         dataset: A ``datasets.Dataset`` whose first column has the anchors, the second positives, the others negatives;
@@ -245,7 +245,7 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
 
 def _without(column: str) -> str:
     """Return the advice to drop a column."""
-    return f"if it is no column of texts, leave it out: dataset.remove_columns({column!r})"
+    return f"if it does not contain texts, leave it out: dataset.remove_columns({column!r})"
 
 
 def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[Any], list[Any]]] | None:
@@ -275,7 +275,7 @@ def _labelled(dataset: Any, columns: list[list[Any]]) -> list[tuple[Any, list[An
 
 
 def _has_fractions(marks: list[list[Any]]) -> bool:
-    """Whether a label is no integer, as in STS."""
+    """Whether a label is not an integer, as in STS."""
     return any(isinstance(mark, float) and mark % 1 for each in marks for mark in each)
 
 

@@ -201,7 +201,7 @@ def _own_positives(options: AuditOptions, vectors: Tensor) -> Tensor | str | Non
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What a file was mined from, as far as it can be found.
+    """The queries and documents that a file was mined from, where they can be found.
 
     Attributes:
         queries: The queries; None if unknown.
@@ -374,7 +374,7 @@ def _origin_of_manifest(options: AuditOptions, manifest: dict[str, Any], encodin
     Missing vectors come from the miner's cache, or from the model or function that the options name.
     """
     if not isinstance(manifest.get("options"), dict) or not manifest["options"]:
-        what = "The manifest beside the file has no options" if manifest else "There is no manifest beside the file"
+        what = "The manifest of the file has no options" if manifest else "There is no manifest next to the file"
         return Origin(notes=(f"{what}, and no corpus was named: only the lists are audited.",))
     try:
         mined, notes = mine_options(manifest, Path(options.input).absolute().parent)

@@ -81,17 +81,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Everything that `hardneg audit` can be given: paths, columns, rules and settings.
+    """All options of `hardneg audit`: paths, columns, rules and settings.
 
     Raises:
         ArgumentError: If values contradict each other, or a rule cannot be parsed.
     """
 
     input: str = argument("Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
-    negatives: tuple[str, ...] = option((), "Rule to measure, such as 'Tilt(2.0)'; may be repeated.", RULES)
+    negatives: tuple[str, ...] = option((), "Rule to measure, such as 'Tilt(2.0)'; can be repeated.", RULES)
     settings: Settings = field(default_factory=Settings, metadata=part())
     batches: tuple[str, ...] = option(
-        (), "Planner of batches to measure, such as 'proximity()' or 'knn()'; may be repeated.", RULES
+        (), "Planner of batches to measure, such as 'proximity()' or 'knn()'; can be repeated.", RULES
     )
     batch_size: int = option(256, "Items per batch, for --batches.", RULES, low=2)
     labels: str | None = option(None, "File of labels: .npy .npz .txt or a table.", KNOWN)
@@ -120,7 +120,7 @@ class AuditOptions:
     cache: str | None = option(None, "Folder of cached embeddings; default INPUT.embeddings.", MINED)
     cache_key: str | None = option(None, "Version of the --encoder, as in mine.", MINED)
     imports: tuple[str, ...] = option(
-        (), "Python file that defines your own distributions; may be repeated.", RULES, "--import"
+        (), "Python file that defines your own distributions; can be repeated.", RULES, "--import"
     )
     similarity: str | None = option(
         None, "Similarity of vectors; default: as in the manifest, else cosine.", LOOK, among=get_args(Similarity)

@@ -2,7 +2,7 @@
 
 The positive of an anchor is:
 
-- what ``positives`` gives: vectors of a second view [a, d], or ids of candidates;
+- what the argument ``positives`` contains: vectors of a second view [a, d], or ids of candidates;
 - with judgements only, the first one of each query: the rule can use it, and the others may become false negatives;
 - with ``positives="label"``, one row of the same label, drawn with the seed, as in supervised training;
 - otherwise nothing, so that figures that need a positive (BelowPositive, the clamped share) are undefined.
@@ -129,7 +129,7 @@ def number_tags(name: str, given: Tag, size: int, *, only_numbers: bool = False)
 
 
 def distinguish_unknown(tag: Annotated[Tensor, "n"], offset: int = 0) -> Annotated[Tensor, "n"]:
-    """Replace numbers below 0, which mean unknown, by a different one in every row.
+    """Replace numbers below 0, which mean unknown, with a different one in every row.
 
     Args:
         tag: Numbers [n] or [n, t].

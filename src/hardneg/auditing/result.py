@@ -92,7 +92,7 @@ class RuleFigures:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The hardest member of a family whose false-negative rate is at most the one wanted, or why there is none."""
+    """The hardest member of a family within the requested false-negative rate, or why there is none."""
 
     family: str
     expression: str | None
@@ -311,7 +311,7 @@ class Audit:
         wanted = str(expression)
         known = {row.expression: row for row in self.rows}
         if wanted not in known:
-            with suppress(ArgumentError):  # the name of a row, such as "mined", is no expression
+            with suppress(ArgumentError):  # the name of a row, such as "mined", is not an expression
                 wanted = repr(parse(wanted))
         if wanted not in known:
             raise ArgumentError("Audit.row", f"an expression among {list(known)}", f"expression={expression!r}")

@@ -231,7 +231,7 @@ class GridSearch:
         return (false / count).tolist(), (similarity / count).tolist()
 
     def allowed(self, family: Family) -> list[str]:
-        """Return the members whose mean false-negative rate is at most the one wanted, the hardest first."""
+        """Return the members whose mean false-negative rate is at most the requested one, the hardest first."""
         members = list(zip(family.texts, *self.curve(family.name), strict=True))
         if not family.ordered:
             members.sort(key=lambda member: -member[2] if not math.isnan(member[2]) else math.inf)

@@ -328,7 +328,7 @@ class BatchBuilder:
         return nodes if self._vectors is None else self._not_too_close(nodes, self._vectors)
 
     def _not_too_close(self, nodes: Nodes, vectors: NDArray[np.float32]) -> Nodes:
-        """Return the nodes that are no near-duplicates of the batch or of an earlier node."""
+        """Return the nodes that are not near-duplicates of the batch or of an earlier node."""
         offered = vectors[nodes]
         keep = np.ones(len(nodes), dtype=bool)
         keep &= ~np.any(offered @ vectors[self._members()].T > self._limit, axis=1)

@@ -158,7 +158,7 @@ def build_graph(
             10,000 vectors on.
 
     Raises:
-        ArgumentError: If the vectors are no floating point matrix, or there are more neighbours than candidates.
+        ArgumentError: If the vectors are not a floating point matrix, or there are more neighbours than candidates.
         NotFinite: If the vectors contain NaN or infinite values.
 
     Example:

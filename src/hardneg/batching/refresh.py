@@ -2,8 +2,8 @@
 
 ``Refresh`` is called after each training step, and gives the sampler (sampler.py) new vectors or a new graph;
 ``encode`` and ``harvested`` provide the vectors. The authors of ProSampler harvest: they use embeddings of recent
-batches, made in train mode with weights that have changed since. This costs nothing and is a little stale. A pass of
-the encoder in eval mode is exact, and costs a forward pass over the data.
+batches, made in train mode with weights that have changed since. These cost nothing and are slightly stale. Encoding
+in eval mode is exact, and costs a forward pass over the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hardneg.batching.background import PlanningProcess
 from hardneg.batching.graph import ProximityGraph, graph_of
 from hardneg.batching.sampler import PlannedBatchSampler
-from hardneg.core.errors import argument_error, check_count
+from hardneg.core.errors import ArgumentError, argument_error, check_count
 from hardneg.core.tensors import unit
 from hardneg.core.types import Given, Keys
 from hardneg.core.views import HasKeys
@@ -94,7 +94,8 @@ def harvested(bank: HasKeys, num_instances: int) -> Annotated[Tensor, "n d"]:
     """
     keys: Keys = bank.keys()
     if keys.ids is None or len(keys) == 0:
-        raise argument_error("harvested", "a bank with at least one instance, by id", "number of keys", len(keys))
+        got = f"{len(keys)} instances" + " without ids" * (keys.ids is None)
+        raise ArgumentError("harvested", "a bank that holds instances with their ids", got)
     if int(keys.ids.max()) >= num_instances:
         raise argument_error("harvested", f"ids below {num_instances}", "largest id", int(keys.ids.max()))
     vectors = keys.vectors.new_zeros(num_instances, keys.dim)
@@ -114,7 +115,8 @@ class Refresh:
     Args:
         sampler: Sampler to refresh.
         every: Number of steps between refreshes.
-        vectors: Is called for the vectors, [n, d]: ``lambda: encode(model, loader)`` or ``lambda: harvested(bank, n)``.
+        vectors: Function that returns the vectors, [n, d], such as ``lambda: encode(model, loader)`` or
+            ``lambda: harvested(bank, n)``.
         num_neighbours: Number of neighbours of the graph, for planners that need one.
         num_candidates: Number of random candidates for the neighbours; None: all others.
         seed: Seed of the graphs.

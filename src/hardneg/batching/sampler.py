@@ -105,7 +105,7 @@ class PlannedBatchSampler(BatchSampler):
         if ahead is not None:
             ahead = check_count(type(self).__name__, "ahead", ahead)
             if plan_file is not None:
-                raise argument_error(type(self).__name__, "plan_file and ahead not to be combined", "ahead", ahead)
+                raise argument_error(type(self).__name__, "either plan_file or ahead, not both", "ahead", ahead)
         size = batch_size * self.num_replicas
         self._rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
         self._covering_rules = replace(self._rules, coverage="once")

@@ -139,7 +139,7 @@ def check_walk(who: str, kind: str, steps: str) -> None:
 
 
 class Tables(NamedTuple):
-    """A graph in the form in which walks read it.
+    """A graph as flat arrays, which walks can read fast.
 
     Attributes:
         neighbours: Neighbours of all nodes, flat: [n * width].
@@ -273,7 +273,7 @@ class Walker:
             want: Number of nodes.
             taken: 1 for nodes to pass through without collecting them, shape [n].
             rng: Source of randomness.
-            patience: Number of moves without a new node that end the search, unless the walker has its own.
+            patience: Number of moves without a new node that ends the search; the walker's own limit takes precedence.
 
         Returns:
             Nodes that this walk had not visited and that are not taken; fewer than ``want`` if the search ended.

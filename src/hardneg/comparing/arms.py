@@ -216,7 +216,7 @@ def _read_arm(text: str) -> Arm:
             method = recipe.replace("-", "_") + method.removeprefix(recipe)
     arm = read_expression(method, {**_readers(), **registered_schedules()})
     if not isinstance(arm, Arm):
-        raise ArgumentError("an arm", "a paper or a recipe, such as 'simclr()'", repr(method))
+        raise ArgumentError("An arm", "a paper or a recipe, such as 'simclr()'", repr(method))
     if at:
         parse_batches(batches)
         arm = arm.with_option("batches", batches)

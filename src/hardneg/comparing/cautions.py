@@ -123,7 +123,7 @@ def settings_notes(differing: Mapping[str, list[str]]) -> list[str]:
 
 
 def same_weights(runs: Sequence[tuple[int, TrainRecord]]) -> bool:
-    """Return whether all runs with the same seed started with the same weights; False where one has no record of them.
+    """Return whether runs with the same seed started with the same weights; False if a run has no record of them.
 
     Args:
         runs: Seed and record of every run.

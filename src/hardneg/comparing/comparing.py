@@ -64,7 +64,7 @@ def compare(
         jobs: Maximum number of parallel runs; by default one for each core, or two for each GPU. Fewer run where memory
             does not suffice.
         allow_other_data: Continue an earlier comparison although its data have changed; then there is no verdict.
-        show: Is called with a line of text for every run that ends.
+        show: Called with a line of text for every run that ends.
 
     Returns:
         Contents of comparison.json.
@@ -80,7 +80,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked comparison: its arms can all be trained, and it is settled where and how.
+    """A checked comparison: every arm can be trained, and folder, parallel runs and threads are chosen.
 
     Attributes:
         comparison: The request, with its metric resolved.

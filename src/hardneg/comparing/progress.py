@@ -27,9 +27,9 @@ class Watcher:
     """Reports the progress of a comparison.
 
     Attributes:
-        show: Is called with a line of text for each run that ended, and once with the estimated time.
+        show: Called with a line of text for each run that ended, and once with the estimated time.
         steps: Number of training steps of a run.
-        moved: Is called with the number of runs done, fractions of those under way included.
+        moved: Called with the number of runs done, fractions of those under way included.
         done: Number of runs that have ended.
         total: Number of all runs; 0: no estimate is shown.
         epochs: Number of epochs of a run.

@@ -70,7 +70,7 @@ class OutOfMemory(RunFailed):
 
 
 class NoDiskSpace(RunFailed):
-    """A run found the disk full."""
+    """A run failed because the disk is full."""
 
     advice = "Free disk space, then give the same command again: finished runs are kept"
 

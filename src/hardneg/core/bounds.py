@@ -116,8 +116,8 @@ class Largest(Bound):
 class LogMeanExp(Bound):
     """log of the mean of e^value; -inf for rows without candidates.
 
-    It is reduced in float64 relative to the largest value, so that equal values have exactly their own value as the
-    result, and other tiles change at most a rounding error of float64.
+    It is reduced in float64 relative to the largest value. The result of equal values is exactly that value, and other
+    tiles change the result by at most a rounding error of float64.
 
     Args:
         value: Function of a tile that returns the values, [r, c].
@@ -147,7 +147,7 @@ class LogMeanExp(Bound):
 
 
 def _finite(top: Tensor) -> Tensor:
-    """Replace -inf, the largest value of a row without candidates, by 0."""
+    """Replace -inf, the largest value of a row without candidates, with 0."""
     return torch.where(top == NEVER, 0.0, top)
 
 
@@ -269,7 +269,7 @@ TileAndMask = tuple[Tile, Tensor]
 
 
 class Factor(Protocol):
-    """A distribution, as far as this module uses it; see ``hardneg.negatives.base``."""
+    """The part of a distribution that this module uses; see ``hardneg.negatives.base``."""
 
     def bounds(self) -> Mapping[str, Bound]:
         """Return the bounds it needs, by name."""

@@ -53,7 +53,7 @@ def gather(keys: Keys) -> Keys:
 
 
 def gathered(pairing: Pairing, *, candidates: bool = True, anchors: bool = False) -> Pairing:
-    """Replace the candidates of a pairing by those of all ranks.
+    """Replace the candidates of a pairing with those of all ranks.
 
     Args:
         pairing: Anchors and candidates of this rank.

@@ -83,8 +83,8 @@ class TileContext:
     def masked(self, s: Annotated[Tensor, "b n"], temperature: float | Tensor) -> MaskedTile:
         """Return the tile of these scores with its masks.
 
-        Never negatives are candidates with the anchor's id or the id of one of its positives and, with
-        ``label_positives``, those with the anchor's label (unless ``same_label_negatives``).
+        Candidates with the anchor's id or the id of one of its positives are never negatives. With ``label_positives``,
+        neither are those with the anchor's label (unless ``same_label_negatives``).
 
         Args:
             s: Scores, [r, c].
@@ -354,7 +354,7 @@ def similarity(rows: Annotated[Tensor, "b d"], vectors: Tensor) -> Annotated[Ten
 
 
 def not_infinite(values: Tensor) -> Tensor:
-    """Replace infinities by NaN."""
+    """Replace infinities with NaN."""
     return values + values * 0.0  # inf * 0 = NaN; finite values do not change
 
 

@@ -46,8 +46,8 @@ def is_plain(tensor: Tensor) -> bool:
 def compiled_copy(function: Callable[..., Any], name: str, **options: Any) -> Callable[..., Any]:
     """Compile a copy of a function under another name.
 
-    torch limits how often one function is compiled, and for a second shape of its arguments it makes kernels for any
-    shape, which take several times as long.
+    torch limits how often one function is compiled, and for a second shape of its arguments it compiles kernels for
+    any shape, which take several times as long.
 
     Args:
         function: A plain Python function.

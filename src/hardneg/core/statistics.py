@@ -248,7 +248,7 @@ class LogPositives(LogMean):
         return torch.where(some, masked_lse(scores.positives, scores.positive_valid), 0.0)
 
     def finish(self, total: PerRow, mass: Mass) -> PerRow:
-        """Replace -inf by 0 for anchors without a positive."""
+        """Replace -inf with 0 for anchors without a positive."""
         return torch.where(total == NEVER, 0.0, total)
 
     def cotangents(self, grad: PerRow, total: PerRow, mass: Mass, value: Tensor, relative: Tensor) -> Cotangents:

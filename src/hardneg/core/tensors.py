@@ -2,8 +2,9 @@
 
 For small batches on a GPU the number of operations determines the time. ``constant`` therefore creates a constant once,
 and ``Unit`` and ``LogSumExp`` are single autograd functions where torch would issue several operations. They apply to
-plain tensors only (``private_apis.is_plain``); second derivatives go through ordinary operations. ``tensor_fields`` and
-its neighbours read and replace tensors that are fields of a distribution or objective, such as a learnable beta.
+plain tensors only (``private_apis.is_plain``); second derivatives go through ordinary operations. ``tensor_fields``
+and the functions below it read and replace tensors in the fields of a distribution or objective, such as a learnable
+beta.
 """
 
 from __future__ import annotations

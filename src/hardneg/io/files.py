@@ -101,7 +101,7 @@ def check_free(who: str, folder: Path, needed: int, purpose: str, fix: str) -> N
 
 
 def disk_failure(path: Path, cause: OSError, advice: str) -> NotWritten:
-    """Return the error for a file that the disk refused, with the advice if the disk is full."""
+    """Return the error for a file that could not be written, with the advice if the disk is full."""
     if isinstance(cause, NotWritten):
         return cause
     reason = cause.strerror or str(cause)

@@ -5,8 +5,8 @@ torch.compile need more time than the kernels of a tile, so the same work for ma
 graph. On a CPU everything runs as it is written. If torch.compile refuses a user's distribution, it runs uncompiled,
 after a warning.
 
-``Runner`` compiles the functions of tiles, ``pull_back`` differentiates them, and ``over_blocks`` and ``capture``
-handle graphs.
+``Runner`` compiles the functions of tiles, and ``over_blocks`` and ``capture`` handle graphs; on a CPU these only call
+the functions that they get. ``pull_back`` is the backward pass of one tile, on every device.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def capture(work: Callable[[], None], device: torch.device) -> Any | None:
             with suppress(RuntimeError):
                 graph.capture_end()
             _refused_graphs.append(str(error))
-            warn_once("no CUDA graph", f"kernels are launched one by one: {error}")
+            warn_once("no CUDA graph", f"CUDA graphs cannot be used here, so kernels are launched one by one: {error}")
             return None
         memory.last = graph
     current.wait_stream(stream)

@@ -258,7 +258,7 @@ class Functions:
         return Pointwise(factors, with_fields(self.objective, changes[-1]), temperature)
 
     def replaced(self, bounds: Sequence[Bounds], leaves: Sequence[Tensor]) -> list[Bounds]:
-        """Return the bounds with these leaves in place of those that have a gradient."""
+        """Return the bounds; those with a gradient are replaced by their leaves."""
         changed = [dict(each) for each in bounds]
         for factor, name, place in self.largest:
             changed[factor][name] = leaves[place]

@@ -111,7 +111,7 @@ class RunningZ(Stateful):
 
 
 class BankContrast(nn.Module):
-    """Vectors against a bank: the positive is the instance's own entry, the negatives are k uniform draws of others.
+    """Vectors against a bank: the instance's own entry is the positive, k uniform draws of other entries the negatives.
 
     The loss of an instance that is not in the bank yet is 0, because it has no positive.
 
@@ -268,7 +268,7 @@ class InstanceDiscrimination(nn.Module):
 
 
 class CMC(nn.Module):
-    """Two views and two banks, crossed: each view against the past of the other view; the directions are added.
+    """Two views and two banks: each view against the past of the other view, with both directions added.
 
     The arguments are those of ``InstanceDiscrimination``.
     """

@@ -172,19 +172,19 @@ class ContrastiveLoss(nn.Module):
 
     @property
     def tau_plus(self) -> TauPlus:
-        """The tau_plus of the objective, wherever it was given; 0 if it has none."""
+        """The tau_plus of the objective, passed to it or to the loss; 0 if it has none."""
         tau_plus: TauPlus = getattr(self.objective, "tau_plus", 0.0)
         return tau_plus
 
     @property
     def num_negatives(self) -> NumNegatives:
-        """The num_negatives of the objective, wherever it was given; "support" if it has none."""
+        """The num_negatives of the objective, passed to it or to the loss; "support" if it has none."""
         number: NumNegatives = getattr(self.objective, "num_negatives", "support")
         return number
 
     @property
     def positives_in_denominator(self) -> str:
-        """The option of the objective, wherever it was given; "own" if it has none."""
+        """The option of the objective, passed to it or to the loss; "own" if it has none."""
         return str(getattr(self.objective, "positives_in_denominator", "own"))
 
     def set_progress(self, step: int, total: int | None = None) -> None:
@@ -284,8 +284,8 @@ class ContrastiveLoss(nn.Module):
         Args:
             z1: First view [b, d], or a list of views.
             z2: Second view [b, d].
-            ids: Ids of the instances [b]; candidates with the anchor's id are no negatives. By default every row is an
-                instance of its own.
+            ids: Ids of the instances [b]; candidates with the anchor's id are never negatives. By default every row
+                is a separate instance.
             labels: Labels of the instances, [b].
             pool: Candidates from outside the batch: a queue, a bank, Keys, or several of them.
             clusters: Cluster of each instance, [b] or [b, r].

@@ -126,7 +126,7 @@ class SogCLR(nn.Module):
 
 
 def _relative(scores: Scores) -> Scores:
-    """Replace s_ij by s_ij - s_ii: here the normaliser also covers the positive."""
+    """Replace s_ij with s_ij - s_ii: here the normaliser also covers the positive."""
     return replace(scores, candidates=scores.candidates - scores.positives, positives=scores.positives * 0.0)
 
 

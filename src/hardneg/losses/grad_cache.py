@@ -28,7 +28,7 @@ Encoded = Annotated[Tensor, "b d"]
 
 @runtime_checkable
 class SplitByRows(Protocol):
-    """Inputs that are no tensors but can be split by rows, such as batches of graphs."""
+    """Inputs that are not tensors but can be split by rows, such as batches of graphs."""
 
     def __len__(self) -> int: ...
 

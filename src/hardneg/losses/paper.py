@@ -18,7 +18,7 @@ PaperFunction = TypeVar("PaperFunction", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper that a recipe of ``hardneg train`` trains.
+    """A paper whose method a recipe of ``hardneg train`` trains.
 
     Attributes:
         name: Name of the function in ``hardneg.papers``.
@@ -35,7 +35,7 @@ class Paper:
     def options(self, *values: Any, **arguments: Any) -> dict[str, Any]:
         """Return the options of the recipe for these arguments of the paper.
 
-        They are the options that the paper names itself, and every option of its loss that is not the default.
+        They are the options that the paper sets itself, and every option of its loss that differs from the default.
 
         Example:
             >>> from hardneg import papers

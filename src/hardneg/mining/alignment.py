@@ -90,7 +90,7 @@ def alignment_of(queries: Tensor, corpus: Tensor, positives: Pairs, *, cosine: b
 
     def closer(shift: int) -> tuple[Tensor, Tensor]:
         neighbours = _vectors(corpus, (own + shift) % len(corpus), cosine)
-        # A row that is the query itself, as in a file of pairs, is no evidence: use the positive instead.
+        # A row that is the query itself, as in a file of pairs, is not evidence: use the positive instead.
         neighbours = torch.where(
             (neighbours == anchors[place]).all(1, keepdim=True), _vectors(corpus, own, cosine), neighbours
         )

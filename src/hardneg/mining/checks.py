@@ -117,7 +117,7 @@ def check_finite(name: str, vectors: Tensor, offset: int = 0) -> None:
             if bool(bad.any()):
                 first = offset + low + int(bad.int().argmax())
                 got = f"NaN or inf in {name}: first in row {first}, {int(bad.sum())} rows in its block"
-                raise NotFinite("mine", "finite vectors", got, "look at the encoder's output")
+                raise NotFinite("mine", "finite vectors", got, "check the encoder's output")
 
 
 def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
@@ -128,7 +128,7 @@ def check_directions(name: str, vectors: Tensor, offset: int = 0) -> None:
             first = offset + low + int(zero.int().argmax())
             got = f"{int(zero.sum())} zero vectors in {name}, first in row {first}"
             fix = "leave those rows out, or compare by the dot product (--similarity dot, normalize=False)"
-            raise ArgumentError("mine", "vectors other than zero for the cosine", got, fix)
+            raise ArgumentError("mine", "nonzero vectors for the cosine", got, fix)
 
 
 def rule_of(options: MineOptions) -> Rule:

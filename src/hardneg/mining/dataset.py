@@ -122,7 +122,7 @@ def mine_dataset(
 ) -> Any:
     """Mine negatives for the (anchor, positive) texts of a data set, in a format of sentence-transformers.
 
-    Without ``negatives``, these are the 3 nearest documents that are no positives, as in
+    Without ``negatives``, these are the 3 nearest documents that are not positives, as in
     sentence-transformers. Two things differ: a document whose text is that of the query is never
     its negative, and a query has fewer negatives only if the corpus has no more for it. Equal texts
     are one query or one document.

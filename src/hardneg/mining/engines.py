@@ -116,7 +116,7 @@ class PartDone(Exception):
 class JobPart(Engine):
     """Part ``number`` of ``of``, counted from 0: every ``of``-th task of each stage.
 
-    After its share of a stage it goes on if the other parts have done theirs, else it ends by ``PartDone``.
+    After its share of a stage it continues if the other parts have done theirs; otherwise it raises ``PartDone``.
     """
 
     number: int
@@ -253,7 +253,7 @@ class Ranks(Engine):
         self.wait()
 
     def wait(self) -> None:
-        """Wait until every rank gets here."""
+        """Wait until every rank has called this."""
         if self.size > 1:
             torch.distributed.barrier()
 

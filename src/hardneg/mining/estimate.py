@@ -115,7 +115,7 @@ def check_disk(miner: Miner, folder: Path) -> None:
 
 
 def check_disk_before(options: MineOptions, problem: Problem, folder: Path) -> None:
-    """Raise before anything is encoded if the disk has less free space than the options need at least."""
+    """Raise before anything is encoded if the disk has less free space than the job certainly needs."""
     rule = rule_of(options)
     size = options.candidates if is_listed(options) else reach_of(rule.negatives, rule.k, rule.draw).size or rule.k
     lists = 16 * min(size, len(problem.corpus)) * max(1, options.shards) * (options.search == "exact")

@@ -145,7 +145,7 @@ class Filters:
 class Ceilings:
     """Factors that only remove candidates above a score, applied during a search.
 
-    A query without such scores in a block costs only the largest of its scores. The factors see the
+    For a query without such scores in a block, only its largest score is computed. The factors see the
     remaining candidates again in float64, so candidates that rounding may have moved over the
     ceiling stay in.
 

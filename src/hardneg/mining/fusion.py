@@ -81,7 +81,7 @@ def compacted(rows: Annotated[Tensor, "b c"], size: int) -> Annotated[Tensor, "b
 
     Args:
         rows: Row numbers [b, c]; negative ones are removed.
-        size: Most entries to keep.
+        size: Largest number of entries to keep.
 
     Example:
         >>> compacted(torch.tensor([[7, -1, 3, 5]]), 2).tolist()
@@ -136,7 +136,7 @@ def by_quotas(support: Annotated[Tensor, "b m"], quotas: Quotas, wanted: int) ->
     Args:
         support: Candidates that may be taken [b, m].
         quotas: Key and number of each retriever.
-        wanted: Most columns to return.
+        wanted: Largest number of columns to return.
     """
     last = torch.iinfo(torch.long).max
     place = torch.full(support.shape, last, device=support.device)

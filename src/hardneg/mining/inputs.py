@@ -58,8 +58,8 @@ def from_beir(options: MineOptions) -> MineOptions:
     """Return the options with the files of a BEIR folder, if ``queries`` is such a folder.
 
     A BEIR folder contains ``corpus.jsonl`` and ``queries.jsonl``, plain or compressed, and
-    ``qrels/{train,dev,test}.tsv``. Options that are given explicitly stay; the judgements are those
-    of the first split there is, in this order. Titles and texts of documents are joined.
+    ``qrels/{train,dev,test}.tsv``. Explicit options are kept; the judgements are those of the
+    first split that exists, in this order. Titles and texts of documents are joined.
 
     Args:
         options: Options whose ``queries`` may be a folder.
@@ -90,7 +90,7 @@ def _beir_file(folder: Path, name: str) -> Path | None:
 def load_problem(options: MineOptions) -> Problem:
     """Read queries, corpus and positives from the files.
 
-    If queries and corpus are the same rows, none is its own negative: if both come from one file,
+    If queries and corpus are the same rows, no row is its own negative: if both come from one file,
     or if two files of embeddings carry ids, by id.
 
     Args:

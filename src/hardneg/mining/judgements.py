@@ -38,7 +38,7 @@ def read_grades(path: str, who: str = "mine") -> list[tuple[float, str, str]]:
         who: Function named in errors.
 
     Raises:
-        ArgumentError: If a column of ids or grades is missing, or if a grade is no number.
+        ArgumentError: If a column of ids or grades is missing, or if a grade is not a number.
     """
     table = read_table(path, who)
     query, document, grade = _columns(list(table), path, who)

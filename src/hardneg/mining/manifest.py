@@ -46,7 +46,7 @@ def describe_inputs(options: MineOptions) -> dict[str, dict[str, Any]]:
 def paths_read(options: MineOptions) -> dict[str, Path]:
     """Return the paths that a job reads, by name.
 
-    Runs, imported files and second models are listed, but never read from a manifest.
+    Runs, imported files and second models are included; an audit that reads a manifest ignores them.
     """
     given = {f"run {name}": path for name, path in map(split_name, options.runs)}
     given |= {f"import {number}": path for number, path in enumerate(options.imports, 1)}

@@ -10,7 +10,7 @@
   missing ones are dropped.
 - A string in a column of positives is one positive, never a list of characters; a string that
   spells out a list is an error.
-- Rows with another label than the requested one are no positives; their documents are in the
+- Rows with another label than the requested one are not positives; their documents are in the
   corpus, judged irrelevant.
 - Positives are ids or texts of the corpus; if only some of the texts are in the corpus, the others
   are added to it.

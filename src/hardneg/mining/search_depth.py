@@ -35,7 +35,7 @@ class Reach:
 
 
 def reach_of(negatives: Negatives, k: int, draw: str) -> Reach:
-    """Return the number of candidates an expression needs, going back from the k wanted through its factors.
+    """Return the number of candidates that an expression needs, computed from k through its factors, last to first.
 
     Args:
         negatives: The expression.
@@ -55,7 +55,7 @@ def reach_of(negatives: Negatives, k: int, draw: str) -> Reach:
 
 
 def depths_of(negatives: Negatives, k: int, draw: str) -> list[int | None]:
-    """Return how many nearest candidates each factor must see, and how many are wanted at the end; None is all.
+    """Return how many nearest candidates each factor must see, and how many are wanted at the end; None means all.
 
     Args:
         negatives: The expression.
@@ -74,7 +74,7 @@ def depths_of(negatives: Negatives, k: int, draw: str) -> list[int | None]:
 
 
 def can_sweep(negatives: Negatives, draw: str) -> bool:
-    """Return whether passes over all blocks can apply the expression if no number of nearest candidates decides."""
+    """Return whether passes over all blocks can apply the expression if no fixed number of candidates is enough."""
     return draw != "categorical" and negatives.pointwise
 
 

@@ -39,7 +39,7 @@ def side_of_table(
         who: Function named in errors.
 
     Raises:
-        ArgumentError: If a named column is missing, or if a cell is no text or id.
+        ArgumentError: If a named column is missing, or if a cell is neither a text nor an id.
     """
     texts, ids = (_query_texts, _query_ids) if kind == "queries" else (_corpus_texts, _corpus_ids)
     names = text.split("+") if text else [name for name in texts if name in table][:1]
@@ -102,7 +102,7 @@ def documents_of_table(table: Table, columns: Columns, needed: bool, label: Any 
 def check_no_label_ignored(
     who: str, table: Mapping[str, Sequence[Any]], used: Sequence[str | None], positives: str, otherwise: str = ""
 ) -> None:
-    """Raise if a column that is not read looks like labels of pairs, some of which may be no positives.
+    """Raise if a column that is not read looks like labels of pairs, some of which may not be positives.
 
     Args:
         who: Function named in the error.

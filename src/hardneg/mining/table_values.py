@@ -22,7 +22,7 @@ def as_list(value: Any, name: str, row: int) -> list[Any]:
         row: Its row, for errors.
 
     Raises:
-        ArgumentError: If a value is no id or text, or if a text spells out a list.
+        ArgumentError: If a value is neither an id nor a text, or if a text spells out a list.
     """
     if value is None:
         return []
@@ -63,7 +63,7 @@ def checked_texts(columns: list[list[Any]], names: list[str], kind: str, who: st
         who: Function named in errors.
 
     Raises:
-        ArgumentError: If a cell is no text.
+        ArgumentError: If a cell is not a text.
     """
     if len(columns) > 1:  # a missing title in some rows counts as empty
         columns = [["" if part is None and any(row) else part for part in row] for row in zip(*columns, strict=True)]

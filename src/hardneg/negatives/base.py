@@ -265,8 +265,8 @@ class Product(Negatives):
         object.__setattr__(self, "ranks", any(factor.ranks for factor in flat))
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Raise: each factor has bounds of its own, which one tile does not hold."""
-        what = "a sweep: each factor has bounds of its own"
+        """Raise: each factor has its own bounds, which one tile does not hold."""
+        what = "to be evaluated factor by factor, each with its own bounds"
         raise ArgumentError("Product", what, "log_weight(tile)", "use weigh(product.factors, tile, bounds)")
 
     @property

@@ -186,9 +186,9 @@ def _evaluate(node: ast.expr, text: str, names: KnownNames, *, inside: bool) -> 
 def _checked(value: Any, text: str) -> Any:
     """Return a number if a float or a 64-bit integer can hold it; infinity is written inf."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise TooLong("The grammar", "whole numbers of at most 18 digits", f"more in {_shown(text)}")
+        raise TooLong("The grammar", "whole numbers of at most 18 digits", _shown(text))
     if isinstance(value, float) and math.isinf(value):
-        raise GrammarError("The grammar", "numbers that a float can hold", f"more in {_shown(text)}", "write inf")
+        raise GrammarError("The grammar", "numbers that a float can hold", _shown(text), "write inf")
     return value
 
 
@@ -209,7 +209,7 @@ def _call(name: str, values: list[Any], options: list[tuple[str | None, Any]], n
     try:
         return names[name](*values, **{str(option): value for option, value in options})
     except TypeError as error:
-        raise GrammarError(name, "other arguments", str(error), f"it takes {_taken(name, names)}") from None
+        raise GrammarError(name, "valid arguments", str(error), f"it takes {_taken(name, names)}") from None
 
 
 def _check_arguments(name: str, num_values: int, options: list[str], names: KnownNames) -> None:

@@ -94,7 +94,7 @@ def _rank(values: Tensor, table: Annotated[Tensor, "m"]) -> tuple[Tensor, Tensor
 class Known(Negatives):
     """Applies the log-weights of judged pairs and leaves all other pairs as they are.
 
-    Pairs with the value ``NEVER`` (the default of ``KnownPairs``) are no negatives. To make pairs positives instead,
+    Pairs with the value ``NEVER`` (the default of ``KnownPairs``) are not negatives. To make pairs positives instead,
     use ``more_positives(scores, pairs.look_up(scores)[0])``.
 
     Args:

@@ -78,7 +78,7 @@ def write_page(path: Path, text: str, who: str, *, overwrite: bool = False) -> N
     """
     if path.is_file() and not overwrite and not is_sealed_page(path):
         fix = "use another --out, or --overwrite"
-        raise FileError(who, "a new file, or a page that it wrote earlier,", path, "which is neither", fix)
+        raise FileError(who, "a new file or a page that it wrote earlier", path, "which is neither", fix)
     write_atomically(path, lambda stream: stream.write(sealed_page(text).encode()), run_again)
 
 

@@ -432,7 +432,7 @@ def table_note(page: PageContents) -> str:
 
 
 def measures_of(page: PageContents) -> dict[str, Any] | None:
-    """Return the table of other measures, so that the choice does not depend on one; None without any."""
+    """Return the table of other measures, so that the choice does not depend on one; None if there are none."""
     finished = [result for arm in page.arms for result in arm.finished()]
     names = [name for name in (*MEASURES, "alignment", "uniformity") if any(name in result for result in finished)]
     if all(result.get("k") == 1 for result in finished):

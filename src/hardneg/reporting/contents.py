@@ -201,7 +201,7 @@ def percent(value: Any, digits: int = 2, unit: str = " %") -> str:
 
 
 def signed(value: float) -> str:
-    """Format a difference of shares in points, with its sign; what rounds to zero has no minus.
+    """Format a difference of shares in points, with its sign; a value that rounds to zero has no minus sign.
 
     >>> signed(0.0123), signed(-0.00001)
     ('+1.23', '+0.00')

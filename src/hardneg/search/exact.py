@@ -5,7 +5,7 @@ its rounding error, is computed again by itself, in float64 and always in the sa
 So the result is the same for any shape of the blocks, in float32, TF32 or bfloat16, on a CPU or a GPU.
 
 ``RunningNearest`` holds the lists of a block of queries and is fed one ``DocumentBlock`` after the other by mining;
-``pair_similarity`` is the float64 similarity that decides.
+``pair_similarity`` computes the float64 similarity that decides.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class RunningNearest:
         self._extend(place, column + documents.low, key)
 
     def found(self) -> Nearest:
-        """Return the lists; with keys of their own, the plain similarities are added."""
+        """Return the lists; if they are ordered by other keys, the plain similarities are added."""
         if not self.drawn:
             return self.best
         place, column = (self.best.rows >= 0).nonzero().unbind(1)
@@ -261,7 +261,7 @@ class RunningNearest:
         return some[place], column, key[place, column].double()
 
     def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor, others: int = 0) -> Annotated[Tensor, "b 1"]:
-        """Return a lower bound of the last key of each list; at most ``others`` of the keys are no candidates."""
+        """Return a lower bound of the last key of each list; at most ``others`` of the keys are not candidates."""
         least = self.best.key[:, -1:].clone()
         short = (least[:, 0] == NEVER).nonzero()[:, 0]
         size = self.size + others

@@ -22,11 +22,11 @@ Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
 
 
 class Weigh(Protocol):
-    """Protocol of a function that removes candidates of a block, or orders them by keys of its own."""
+    """Protocol of a function that removes candidates of a block, or orders them by its own keys."""
 
     @property
     def drawn(self) -> bool:
-        """True if keys of its own order the candidates instead of the similarities."""
+        """True if its own keys, not the similarities, order the candidates."""
         ...
 
     @property

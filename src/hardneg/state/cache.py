@@ -78,7 +78,7 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def push(self, keys: Keys) -> None:
-        """Store fresh embeddings: refresh cached items, and replace the oldest ones by new items.
+        """Store fresh embeddings: refresh cached items, and replace the oldest ones with new items.
 
         Args:
             keys: Vectors [n, d] with ids.
@@ -103,7 +103,7 @@ class Cache(Stateful):
 
     @torch.no_grad()
     def refresh(self, encode: EncodeRows, share: float) -> None:
-        """Encode the oldest items again; the budget rho of a step in the paper.
+        """Encode the oldest items again; their share is the paper's budget rho of a step.
 
         Args:
             encode: Function of ids that returns vectors.
@@ -191,7 +191,7 @@ def cache_loss(
     real = info_nce(stale, Uniform().log_weights(stale)).detach().squeeze(1)
     if drawn is None:
         drawn = retrieve(stale, k, cache.generator(), how)
-    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is no instance
+    chosen = torch.cat([held.ids, held.ids.new_tensor([-1])])[drawn]  # -1 takes the last, which is not an instance
     if not bool((chosen >= 0).any()):
         return CacheLoss(anchors.vectors.sum(-1) * 0.0, real, drawn)
     items, which = torch.unique(chosen[chosen >= 0], return_inverse=True)  # type: ignore[no-untyped-call]

@@ -61,9 +61,9 @@ class Walk:
 class Chain(Stateful):
     """The state of one chain per instance and view: the id and view of its negative, and that negative's last scores.
 
-    A state that is not among the candidates stays proposable with the scores of its views at the last visit. Of several
-    rows with one id and view, each walks from the stored state with its own draws, and the last one's end is stored. In
-    eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
+    A state that is not among the candidates can still be proposed, with the scores of its views at the last visit.
+    Several rows with one id and view all walk from the stored state, with draws of their own, and the end of the last
+    row is stored. In eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
 
     Args:
         num_instances: Size of the data set.

@@ -47,7 +47,7 @@ class ChainBatch(NamedTuple):
         valid: True for candidates that may be visited.
         ids: Ids of the candidates.
         views: Views of the candidates.
-        slots: Index of each chain's memory; negative for rows that are no instance.
+        slots: Index of each chain's memory; negative for rows that are not an instance.
     """
 
     candidates: PerColumn
@@ -78,7 +78,7 @@ def metropolis_hastings(
     Args:
         log_scores: Scores of b chains over n columns, [b, n].
         start: First column of each chain, [b]; a chain with -1, or with a NaN score, moves to the first proposal.
-        proposals: Proposed columns, [b, k]; -1 is no proposal, and a score of -inf or NaN is never accepted.
+        proposals: Proposed columns, [b, k]; -1 means no proposal, and a score of -inf or NaN is never accepted.
         log_uniforms: Logarithms of uniform numbers, [b, k].
         burn_in: Number of first steps that are not counted.
 

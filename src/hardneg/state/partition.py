@@ -61,7 +61,7 @@ class Partition(Stateful):
             log_w: Log-weights [b, n] of the candidates in the mean; n is the number of candidates with a weight.
         """
         ids = scores.anchor_tags.ids
-        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # such rows are no instances
+        ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # such rows are not instances
         ids = self.checked("Partition", ids, self.num_instances).to(self.log_u.device)
         log_g = log_expect_exp(scores.candidates.double(), log_w.double())
         log_u = self._mixed(self._of(ids), log_g)

@@ -197,7 +197,7 @@ def check_ids(who: str, ids: Tensor | None, num_instances: int) -> Tensor:
         num_instances: Size of the data set.
 
     Raises:
-        ArgumentError: If the ids are no tensor, or one is too large.
+        ArgumentError: If the ids are not a tensor, or one is too large.
     """
     if not isinstance(ids, Tensor):
         got = "ids=None" if ids is None else f"ids of {type(ids).__name__}"

@@ -146,7 +146,7 @@ def prepare(
     num_chains, num_columns, num_steps, num_slots, stride, ids_stride, views_stride,
     NUM_VIEWS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Where the chains begin, and of each step the proposed column, its score, and the bar for that of the state."""
+    """Store where chains begin, and for each step the proposed column, its score, and the bar for the state's score."""
     chains = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = chains < num_chains
     slots = tl.load(slots_ptr + chains, mask=real, other=-1)

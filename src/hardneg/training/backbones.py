@@ -171,7 +171,7 @@ def _of_function(name: str, in_channels: int, size: int) -> Backbone:
 
 
 def _without_classifier(name: str, backbone: nn.Module) -> int:
-    """Replace the last linear layer, the classifier, by the identity; return the number of features before it."""
+    """Replace the last linear layer, the classifier, with the identity; return the number of features before it."""
     layers = [(place, layer) for place, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise ArgumentError(WHO, "a classifier that ends with a linear layer", f"torchvision:{name}")
@@ -181,7 +181,7 @@ def _without_classifier(name: str, backbone: nn.Module) -> int:
 
 
 def _with_channels(backbone: nn.Module, in_channels: int) -> None:
-    """Replace the first convolution by one with ``in_channels`` input channels."""
+    """Replace the first convolution with one that has ``in_channels`` input channels."""
     place, first = next((p, layer) for p, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d))
     size, stride, padding = (first.kernel_size, first.stride, first.padding)
     other: Any = partial(nn.Conv2d, in_channels, first.out_channels, size, stride, padding)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from hardneg.training.normalisation import Normalise
 
 
 class Encoder(nn.Module):
-    """A backbone with a projection head: ``features`` is evaluated, the call is what the loss sees.
+    """A backbone with a projection head: ``features`` is evaluated, and the loss compares the result of a call.
 
     Args:
         backbone: Module of inputs -> features [b, feature_dim].
@@ -94,8 +94,7 @@ def build_encoder(
 ) -> Encoder:
     """Build an encoder by name, with fresh weights that depend only on ``seed``.
 
-    The head has two layers; where the backbone has batch statistics, batch normalisation stands between them, as in
-    SimCLR.
+    The head has two layers; where the backbone has batch statistics, batch normalisation is between them, as in SimCLR.
 
     Args:
         name: "tiny", "resnet18", "resnet50", either ResNet with "-imagenet", or a library's name such as "timm:NAME".

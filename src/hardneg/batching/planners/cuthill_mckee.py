@@ -22,7 +22,7 @@ from hardneg.core.errors import check_counts, optional
 
 @dataclass(frozen=True)
 class CuthillMcKee(Planner):
-    """Batches are the pieces of the order that uniform starts lie in; short pieces continue with the next one.
+    """Batches are the pieces of the Cuthill-McKee order that contain uniform starts; short ones take from the next.
 
     Needs scipy (extra ``eval``).
 

@@ -289,7 +289,7 @@ def given_number(like: Annotated[Tensor, "b 1"], number: float | Tensor) -> Anno
 
 def _without_sampling_bias(scores: Scores, log_q: tuple[Tensor, Tensor], tau_plus: TauPlus) -> Scores:
     if corrects(tau_plus):
-        what = "tau_plus=0 with log_q: corrected scores are no similarities, so the debiased mean has no lower bound"
+        what = "tau_plus=0 with log_q: corrected scores are not similarities, so the debiased mean has no lower bound"
         raise ArgumentError("info_nce", what)
     of_candidates, of_positives = log_q
     of_positives = of_positives[:, None] if of_positives.ndim == 1 else of_positives

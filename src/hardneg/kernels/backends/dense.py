@@ -19,7 +19,8 @@ class Dense:
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Compute the statistics from matrices; label positives are among the positives of the result.
 
-        Uniform and tilted negatives of views go through ``tilted``, which has fewer operations.
+        Uniform and tilted negatives of views, such as those of a plain ``ContrastiveLoss()``, go through ``tilted``,
+        which has fewer operations. All others go through ``core/scoring.py`` and ``Negatives.log_weights``.
         """
         form = tilted.dense_form(pairing, negatives, objective)
         if form is not None:

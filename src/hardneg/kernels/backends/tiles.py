@@ -38,7 +38,10 @@ class Tiles:
         return None if streamable(negatives) else f"{negatives!r} needs whole rows"
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-        """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them."""
+        """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them.
+
+        Uniform and tilted negatives of normalised views on a CPU go through ``tilted`` instead, without a sweep.
+        """
         check_streamable(negatives)
         form = None if self.tile else tilted.symmetric_form(pairing, negatives, objective)
         if form is not None:

@@ -51,9 +51,9 @@ def masked_blocks(
 ):  # fmt: skip
     """Return which blocks of columns may need masks for the rows from this one on.
 
-    Of the ``whole`` full blocks, [first, last) may need masks, except [skip, skip + skipped), of which no row needs any
-    pair. Sorted by label, the columns with the label of every row are excluded without being read. Where one id has two
-    labels, every other block needs masks.
+    Of the ``whole`` full blocks, [first, last) may need masks, except [skip, skip + skipped), which no row
+    needs. Sorted by label, the columns with the label of every row are excluded without being read. Where one id has
+    two labels, every other block needs masks.
     """
     whole = n // BN
     begin = row * 0
@@ -103,9 +103,10 @@ def allowed_pairs(
 
 @jit
 def outside_window(similarity, window_ptr, places_ptr, rows, columns, b):
-    """Return the pairs inside the first edge of their row, or beyond the second; ties are inside up to a column.
+    """Return the pairs outside the window of their row: closer than its first edge, or farther than the second.
 
-    A NaN is never outside, so that it stays visible.
+    Pairs that tie with an edge are inside of it up to the column of the edge. A NaN is never outside, so that it stays
+    visible.
     """
     real = rows < b
     high = tl.load(window_ptr + 2 * rows, mask=real, other=0.0)[:, None]
@@ -155,7 +156,7 @@ def normed(
 
 @jit
 def other_view(z_ptr, given, real, n, d, BD: tl.constexpr, NORMS: tl.constexpr):
-    """Load the positives: the rows half of all rows away."""
+    """Load the positive of each row: the same instance in the other half of the rows."""
     half = n // 2
     there = tl.where(given < half, given + half, given - half)
     features = tl.arange(0, BD)

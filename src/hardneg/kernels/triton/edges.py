@@ -246,7 +246,7 @@ class Sizes(NamedTuple):
         return cls(wanted, count.flatten().to(torch.int32).contiguous(), int(slack * n))
 
     def hints(self, sample: Annotated[Tensor, "b k"], n: int) -> Annotated[Tensor, "b 4"]:
-        """Return values of a sample between which the edges of each row lie most of the time, two per edge.
+        """Return two values per edge, from a sample, between which the edge of each row usually lies.
 
         Args:
             sample: Some values of each row, [b, k].

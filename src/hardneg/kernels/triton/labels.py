@@ -233,7 +233,7 @@ def positive_statistics(
 ) -> PositiveStatistics:
     """Compute log-sum, sum and number of the scores of same-label candidates, for SupCon with all positives together.
 
-    Own positives that are no candidates, like the other view of the anchor, are added by the caller. Tags and options
+    Own positives that are not candidates, like the other view of the anchor, are added by the caller. Tags and options
     are those of ``row_statistics``.
 
     Args:
@@ -243,7 +243,7 @@ def positive_statistics(
         anchor_labels: Labels [b].
         candidate_labels: Labels [n].
         anchor_ids: Ids [b].
-        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        candidate_ids: Ids [n]; a candidate with the anchor's id is not a positive.
         normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)
@@ -273,7 +273,7 @@ def pair_losses(
         anchor_labels: Labels [b].
         candidate_labels: Labels [n].
         anchor_ids: Ids [b].
-        candidate_ids: Ids [n]; a candidate with the anchor's id is no positive.
+        candidate_ids: Ids [n]; a candidate with the anchor's id is not a positive.
         normalize: Whether to divide vectors by their norms.
     """
     tags = SideTags.of(anchors, candidates, anchor_ids, candidate_ids, anchor_labels, candidate_labels)

@@ -46,7 +46,7 @@ UNIFORM, SQUARE, GENERAL = 0, 1, 2
 def fold(values, BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
     """Sum [BM, BN] to [BM, 8], which a thread of the tensor cores' layout sums alone; the rest is summed at the end.
 
-    GIVEN: loaded values have another layout, in which a thread sums nothing alone.
+    With GIVEN, return the values unchanged: loaded values have another layout, in which no thread can sum alone.
     """
     if GIVEN:
         return values
@@ -56,7 +56,7 @@ def fold(values, BM: tl.constexpr, BN: tl.constexpr, GIVEN: tl.constexpr):
 
 @jit
 def number_of(pairs, GIVEN: tl.constexpr):
-    """Count the pairs of each row; GIVEN: at the end."""
+    """Count the pairs of each row; with GIVEN, return them to be counted at the end."""
     if GIVEN:
         return pairs
     else:

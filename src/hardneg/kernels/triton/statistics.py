@@ -4,7 +4,7 @@
 
 ``row_statistics`` is the general call, ``two_view_losses`` the faster one for two views with InfoNCE;
 ``backends/triton.py`` calls both. The kernels and their derivation are in ``rows``. ``why_unsupported`` returns what
-they do not support; nothing falls back.
+they do not support; there is no fallback.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def row_statistics(
         temperature: A number, or a tensor with one element, which gets a gradient; its value is read on the host.
         beta: The tilt log w = beta s.
         detach: Whether to stop the gradient through the tilt.
-        anchor_ids: Ids of the anchors [b]; equal ids are no negatives, and a negative id equals no other.
+        anchor_ids: Ids of the anchors [b]; equal ids are never negatives, and a negative id equals no other.
         candidate_ids: Ids of the candidates, [n].
-        anchor_labels: Labels of the anchors [b]; equal labels are no negatives (OtherLabel).
+        anchor_labels: Labels of the anchors [b]; equal labels are never negatives (OtherLabel).
         candidate_labels: Labels of the candidates, [n].
         low: Lowest plain similarity of a negative, included.
         high: Highest plain similarity of a negative, included.
@@ -126,7 +126,7 @@ def two_view_losses(
         detach: Whether to stop the gradient through the tilt.
         tau_plus: Probability that a negative has the anchor's class.
         ids: Ids of the rows [2b]; by default both views of an instance have its number.
-        labels: Labels of the rows [2b]; equal labels are no negatives.
+        labels: Labels of the rows [2b]; equal labels are never negatives.
         low: Lowest plain similarity of a negative.
         normalize: Whether to divide vectors by their norms, inside the products.
         unit: Whether the vectors have unit norm.

@@ -122,7 +122,7 @@ class RootAxis(Axis):
         return self.start + (self.end - self.start) * share
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return 0, and 1, 2 and 5 times powers of ten as far down as they stand apart."""
+        """Return 0, and 1, 2 and 5 times powers of ten as far down as their labels do not overlap."""
         power = math.floor(math.log10(self.high))
         wanted = [factor * 10.0 ** (power - down) for down in range(5) for factor in (5.0, 2.0, 1.0)]
         kept = [0.0]

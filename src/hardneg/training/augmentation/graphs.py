@@ -115,7 +115,7 @@ class Graphs:
 class Draw:
     """Random numbers for the graphs, nodes and edges of a batch, which depend on a graph's id and not on its position.
 
-    Numbers of graphs and nodes are drawn once for the whole batch, since a draw of few takes as long as one of many.
+    Numbers of graphs and nodes are drawn once for the whole batch, since drawing a few takes as long as drawing many.
 
     Attributes:
         key: Id of each graph [g], view (0 or 1), epoch and seed.
@@ -135,7 +135,7 @@ class Draw:
         return cls(key, _uniforms(2, key[0], PER_GRAPH, *key[1:]), nodes)  # type: ignore[arg-type]
 
     def part(self, kept: Annotated[Tensor, "n"]) -> Draw:
-        """Return the numbers of the nodes where ``kept`` [n] is true, which holds each graph whole or not at all."""
+        """Return the numbers of the nodes where ``kept`` [n] is true, which keeps or removes whole graphs."""
         return replace(self, of_nodes=self.of_nodes[kept])
 
     def of_edges(self, graphs: Graphs) -> Annotated[Tensor, "3 e"]:
@@ -202,7 +202,7 @@ def attribute_mask(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
 
 
 def edge_perturb(graphs: Graphs, draw: Draw, ratio: float) -> Graphs:
-    """Replace floor(ratio m) random edges of each graph by random pairs of nodes.
+    """Replace floor(ratio m) random edges of each graph with random pairs of nodes.
 
     A pair that is drawn twice or is an edge already is kept once, so the number of edges may shrink.
 

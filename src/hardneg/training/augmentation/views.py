@@ -263,7 +263,7 @@ def parse_augment(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_augment(text: str, in_channels: int | None = None) -> None:
-    """Raise if a text is no augmentation or does not match the channels.
+    """Raise if a text does not name an augmentation or does not match the channels.
 
     Args:
         text: The value of ``--augment``.

@@ -148,7 +148,7 @@ def _featured(
     n = int(num_nodes.sum())
     for name, part in (("labels", kinds), ("features", x)):
         if part is not None and len(part) != n:
-            raise FileError("data", f"{name} of each of {n} nodes", path, f"which has {len(part)}")
+            raise FileError("data", f"{name} for each of {n} nodes", path, f"which has {len(part)}")
     features = None
     if x is not None:
         features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).reshape(n, math.prod(x.shape[1:]))
@@ -166,7 +166,7 @@ def _labelled(path: Path, graphs: list[Any], y: Array | None, names: Array | Non
     if labels is None:
         return GraphPart(graphs, None, ())
     if len(labels) != len(graphs):
-        raise FileError("data", f"y of each of {len(graphs)} graphs", path, f"which has {len(labels)}")
+        raise FileError("data", f"one label in y for each of {len(graphs)} graphs", path, f"which has {len(labels)}")
     values, numbers = np.unique(labels, return_inverse=True)
     if names is not None and values.dtype.kind == "i" and values[-1] < len(names):
         values = names[values]

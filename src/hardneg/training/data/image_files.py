@@ -112,7 +112,7 @@ def _test_folder(train: Path, tests: list[Path]) -> Path:
 
 
 def _has_classes(place: Path, train: Path) -> bool:
-    """Return False for images without class folders, or in one folder that is no training class, such as ``images``."""
+    """Return False without class folders, or with one folder that is not a training class, such as ``images``."""
     known, names = set(_class_names(train)), _class_names(place)
     return not known or len(names) > 1 or not known.isdisjoint(names)
 
@@ -363,5 +363,5 @@ def _warn_of_few_colours(images: list[Array], where: list[str]) -> None:
         warn_once(
             f"image_files.colour.{coloured[0]}",
             f"{len(coloured)} of {len(images)} images are in colour, such as {coloured[0]}, and the others are grey: "
-            "all are read as RGB. Convert these to grey if they should be.",
+            "all are read as RGB. Convert the former to grey if all should be grey.",
         )

@@ -234,7 +234,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return ["both_ways", "image_to_text", "text_to_image"]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
-        """Evaluate how often the nearest row of the other side is of the same document, and recall at 5 and 10.
+        """Compute how often the nearest row of the other side belongs to the same document, and recall at 5 and 10.
 
         Args:
             splits: The splits of the run.
@@ -273,7 +273,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         return replace(self, pictures=pictures, picture_of=picture_of, captions=captions, documents=documents, ids=ids)
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
-        """Iterate over what the fingerprint covers: with the image of each pair, however often images are stored."""
+        """Iterate over what the fingerprint covers, with the image of each pair even if pairs share a stored image."""
         yield "images", Repeated(self.pictures.images, self.picture_of)
         yield "texts", self.captions.texts
         yield from (part for part in super().content() if part[0] != "picture_of")

@@ -105,7 +105,7 @@ class TextPairs(TextItems, prefix="pairs", form="pairs:FILE"):
 
     @classmethod
     def of(cls, firsts: list[str], seconds: list[str], negatives: list[list[str]], name: str) -> TextPairs:
-        """Build pairs, with one id for all second texts and negatives that belong together.
+        """Build pairs; equal texts, and second texts of equal first texts, get one id.
 
         Args:
             firsts: The first texts.
@@ -138,7 +138,7 @@ class TextPairs(TextItems, prefix="pairs", form="pairs:FILE"):
         return self.batch(0, index), self.batch(1, index)
 
     def mined(self, index: Annotated[Tensor, "b"]) -> MinedRows | None:
-        """Return the mined negatives of the rows at positions [b], or None without any."""
+        """Return the mined negatives of the rows at positions [b], or None if there are none."""
         each = len(self.negatives[0])
         if not each:
             return None

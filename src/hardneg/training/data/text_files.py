@@ -55,7 +55,7 @@ def split_columns(path: str, fewest: int, most: int, form: str) -> tuple[Path, l
     Args:
         path: Path as given in ``--data``, without its prefix.
         fewest: Fewest columns, if there are brackets.
-        most: Most columns.
+        most: Largest number of columns.
         form: How the path should be written, for the error.
 
     Raises:
@@ -149,7 +149,7 @@ def negatives_in(table: Table, path: Path) -> list[list[str]]:
 
 
 def usual_column(table: Table, path: Path) -> Sequence[str]:
-    """Return the column of texts where none is named: one with a usual name, or the only one besides labels and ids.
+    """Return the column of texts if the user names none: one with a usual name, or the only one besides labels and ids.
 
     Raises:
         ArgumentError: If there is no such column or more than one.
@@ -199,7 +199,7 @@ def positive_rows(table: Table, first: str, second: str, wanted: Sequence[str], 
 
 
 def pair_columns(table: Table, path: Path) -> Sequence[str]:
-    """Return the columns of pairs where none are named: a usual pair of names, or the only two columns of texts.
+    """Return the columns of pairs if the user names none: a usual pair of names, or the only two columns of texts.
 
     Raises:
         ArgumentError: If there are no such columns.

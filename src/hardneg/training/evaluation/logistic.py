@@ -89,7 +89,7 @@ def sklearn_predict(
 
 
 def standardised(train: EmbeddingRows, test: EmbeddingRows) -> tuple[Tensor, Tensor]:
-    """Standardise both splits with the mean and deviation of the train split; constant features become 0.
+    """Standardise both splits with the mean and standard deviation of the train split; constant features become 0.
 
     >>> standardised(torch.tensor([[0.0, 7.0], [2.0, 7.0]]), torch.tensor([[3.0, 7.0]]))[1].tolist()
     [[2.0, 0.0]]

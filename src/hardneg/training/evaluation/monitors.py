@@ -1,7 +1,7 @@
 """Monitors: a figure of the training items, computed every few epochs, that chooses the best weights.
 
 knn          the accuracy of kNN on a held-out fifth of the training items (needs labels)
-retrieval    how often the second view nearest to the first view of a training item is its own
+retrieval    the share of training items whose first view is closest to their own second view
 svm          the cross-validated accuracy of a support vector machine on at most 2,000 items (needs labels)
 sts('FILE')  Spearman's correlation on the dev pairs of an STS file, for text encoders
 
@@ -70,7 +70,7 @@ def _some(items: Any, represent: Any, name: str, most: int) -> tuple[Tensor, Ten
 
 
 def retrieval(items: Any, represent: Any) -> float:
-    """Return how often the nearest second view of a training item's first view is its own.
+    """Return the share of training items whose first view is closest to their own second view.
 
     Args:
         items: The training items.

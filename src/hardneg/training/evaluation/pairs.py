@@ -28,8 +28,8 @@ class SimilarityHistograms(NamedTuple):
         edges: Edges of the bins, [bins + 1].
         same: Counts of same-class pairs, [bins].
         other: Counts of other-class pairs, [bins].
-        same_mean: Mean cosine of same-class pairs; NaN without any.
-        other_mean: Mean cosine of other-class pairs; NaN without any.
+        same_mean: Mean cosine of same-class pairs; NaN if there are none.
+        other_mean: Mean cosine of other-class pairs; NaN if there are none.
     """
 
     edges: Annotated[Tensor, "bins+1"]

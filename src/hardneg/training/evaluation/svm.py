@@ -30,7 +30,7 @@ STRENGTHS, FOLDS = (0.01, 0.1, 1.0, 10.0, 100.0), 5
 
 
 def svm_accuracy(features: EmbeddingRows, labels: Labels, *, folds: int = 10, repeats: int = 1) -> dict[str, Any]:
-    """Compute the mean accuracy over the folds, and its mean and deviation over repeated divisions into folds.
+    """Compute the mean accuracy over the folds, and its mean and standard deviation over repeated divisions into folds.
 
     Args:
         features: Features [n, d].
@@ -49,7 +49,7 @@ def svm_accuracy(features: EmbeddingRows, labels: Labels, *, folds: int = 10, re
 
 
 def svm_correct(features: EmbeddingRows, labels: Labels, *, folds: int = 10, seed: int = 0) -> Annotated[Tensor, "n"]:
-    """Return whether each row is classified correctly by the machine of the fold that excludes it, [n].
+    """Return whether each row is classified correctly by a model that was fitted to the other folds, [n].
 
     Args:
         features: Features [n, d].

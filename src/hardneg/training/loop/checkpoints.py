@@ -77,7 +77,7 @@ class Checkpoints:
         return read_state(self.newest, device) if self.newest.exists() else None
 
     def fall_back(self) -> None:
-        """Replace a damaged newest checkpoint by the previous one, with a warning.
+        """Replace a damaged newest checkpoint with the previous one, with a warning.
 
         Raises:
             Damaged: If the previous one is missing or damaged as well.

@@ -176,7 +176,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
 
 
 def memory_in_use(device: torch.device) -> PeakMemory:
-    """Return the present memory of this process and the peak memory of its GPU, CUDA context included."""
+    """Return the current memory of this process and the peak memory of its GPU, CUDA context included."""
     host: int = optional("psutil", "train", extra="train").Process().memory_info().rss
     return PeakMemory(host, torch.cuda.max_memory_reserved(device) + CUDA_CONTEXT if device.type == "cuda" else 0)
 
@@ -285,7 +285,7 @@ class PlanRefresher:
 
         Args:
             step: Number of steps completed.
-            epoch: The present epoch, counted from 0.
+            epoch: The current epoch, counted from 0.
         """
         every, done = self.spec.refresh, step - epoch * len(self.sampler)
         begun = (done - 1) // every * every
@@ -295,7 +295,7 @@ class PlanRefresher:
         return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and step + left < self.total
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: harvested vectors, last refresh, and the data of the present plan."""
+        """Return the state for a checkpoint: harvested vectors, last refresh, and the data of the current plan."""
         return {"harvested": self.harvested, "refreshed": self.refreshed, "planned_from": _as_state(self.sampler.data)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -139,8 +139,8 @@ def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
     equals their number.
 
     The similarity of all candidates is used, not that of the negatives, since hard negatives may be similar in a good
-    run. A recipe whose guess costs something else records it as ``guess_loss``. Similarities above 1 are dot products
-    of unbounded norm (InfoGraph) and never count as a collapse.
+    run. A recipe with another loss of random guessing records it as ``guess_loss``. Similarities above 1 are dot
+    products of unbounded norm (InfoGraph) and never count as a collapse.
 
     Args:
         final: The final figures, from ``final_of``.

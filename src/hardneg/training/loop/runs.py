@@ -229,7 +229,7 @@ class Run:
         """Raise ``DataChanged`` if the run was started with other data.
 
         Args:
-            now: Description of the present data, from ``data_record``.
+            now: Description of the current data, from ``data_record``.
         """
         if trained := self.whole_config().get("trained"):
             check_same_data("train", self.path, trained["data"], now)
@@ -238,7 +238,7 @@ class Run:
         """Raise if the run was started with another encoder.
 
         Args:
-            now: Description of the present encoder, from ``encoder_record``.
+            now: Description of the current encoder, from ``encoder_record``.
         """
         if trained := self.whole_config().get("trained"):
             check_same_encoder(trained["encoder"], now)

@@ -93,7 +93,7 @@ class InstanceOptions(BankOptions):
 
 @dataclass(frozen=True)
 class CMCOptions(InstanceOptions):
-    """Lightness against colour of each image: two encoders, two memory banks, crossed: CMC, CMCRing."""
+    """Lightness against colour of each image, with two encoders and two memory banks: CMC, CMCRing."""
 
     recipe: ClassVar[str] = "cmc"
     published_draws: ClassVar[int] = CMC_DRAWS

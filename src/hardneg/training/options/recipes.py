@@ -95,7 +95,7 @@ class MoCoOptions(TrainOptions):
     )
 
     def __post_init__(self) -> None:
-        """Replace None by the published temperature and momentum of the version, then check all options."""
+        """Replace None with the published temperature and momentum of the version, then check all options."""
         for name, value in MOCO[self.version]._asdict().items() if self.version in MOCO else ():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -109,7 +109,7 @@ class MoCoOptions(TrainOptions):
 
 @dataclass(frozen=True)
 class SogCLROptions(TrainOptions):
-    """Two views of each image, both against the whole data set, by running normalisers: SogCLR."""
+    """Two views of each image, both against the whole data set, through running normalisers: SogCLR."""
 
     temperature: float | str = option(0.1, TEMPERATURE, NEGATIVES, low=1e-4)
     gamma: float = option(0.9, "Weight of the new value in the running normalisers.", NEGATIVES, low=0.0, high=1.0)
@@ -121,9 +121,11 @@ class SogCLROptions(TrainOptions):
 
 @dataclass(frozen=True)
 class ISogCLROptions(TrainOptions):
-    """Two views of each image, both against all others of the batch, with a learnt temperature each: iSogCLR."""
+    """Two views of each image, both against all others of the batch, with a learnt temperature per image: iSogCLR."""
 
-    temperature: float | str = option(0.7, "Initial temperature of every image; they are learnt.", NEGATIVES, low=1e-4)
+    temperature: float | str = option(
+        0.7, "Initial temperature of every image; each image learns its own.", NEGATIVES, low=1e-4
+    )
     rho: float = option(
         0.3, "Radius of the KL constraint; a larger value gives lower temperatures.", NEGATIVES, low=0.0
     )

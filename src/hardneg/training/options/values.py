@@ -85,12 +85,12 @@ def allowed(low: float, high: float | None) -> str:
 
 
 def shown(bound: float) -> str:
-    """Write a bound as people do: a whole number with all its digits, a float in short."""
+    """Format a bound: a whole number with all its digits, a float in its short form."""
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def from_text(kind: Any, value: Any) -> Any:
-    """Convert a value of a YAML file to what the flag would have read.
+    """Convert a value of a YAML file to the value that the flag would have.
 
     YAML 1.1 reads ``1e-3`` as a string and ``no`` as False, which a user means as a number and as the word.
 

@@ -58,7 +58,7 @@ class CLIP(SimCLR):
         return loss_for(options, **self.arguments, objective=objective)
 
     def temperature(self) -> Tensor:
-        """Return the present temperature, exp(-scale), a scalar."""
+        """Return the current temperature, exp(-scale), a scalar."""
         return torch.exp(-self.scale)
 
     @torch.no_grad()
@@ -75,12 +75,12 @@ class CLIP(SimCLR):
         return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        """Return the loss of one direction, with the present temperature."""
+        """Return the loss of one direction, with the current temperature."""
         loss: Tensor = self.loss(z1, z2, self.documents[ids], labels, temperature=self.temperature().expand(len(z1)))
         return loss
 
     def diagnose(self) -> Diagnosis:
-        """Diagnose the negatives of the first direction at the present temperature."""
+        """Diagnose the negatives of the first direction at the current temperature."""
         z1, z2, ids, labels = self.last
         now = self.temperature().detach().expand(len(z1))
         found: Diagnosis = self.loss.diagnose(z1, z2, self.documents[ids], labels, temperature=now)

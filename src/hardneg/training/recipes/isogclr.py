@@ -37,7 +37,7 @@ class ISogCLRRecipe(SimCLR):
         return loss
 
     def diagnose(self) -> Diagnosis:
-        """Diagnose the negatives at the present temperatures of the images."""
+        """Diagnose the negatives at the current temperatures of the images."""
         own = self.individual.of(self.last[2]).detach()
         found: Diagnosis = self.loss.diagnose(*self.last, temperature=own)
         return found

@@ -2,7 +2,7 @@
 
 The background is the set that ``negatives`` selects from the bank, the image's own entry included. Close neighbours
 are the members of its cluster in any of several k-means runs, and the loss is -log(close / background). Until the
-first clustering each image is its own cluster, which is instance discrimination, with which the authors also start.
+first clustering each image is its own cluster, as in instance discrimination, with which the authors start too.
 """
 
 from __future__ import annotations

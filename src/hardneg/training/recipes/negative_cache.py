@@ -1,9 +1,9 @@
 """The negative cache (Lindgren et al. 2021): negatives drawn from a cache of old embeddings and encoded again.
 
-Each first view draws from the softmax over the cache by Gumbel-max and is repelled by the present embedding of what
-it drew. The value of this surrogate has no meaning, so the recorded loss is the real one against the cache. After a
-step its second views replace the oldest entries, and a share of the oldest is encoded again. Every rank computes the
-loss of all gathered rows; drawn items are encoded once, divided among the ranks.
+Each first view draws from the softmax over the cache by Gumbel-max and is repelled by the current embeddings of the
+items that it drew. The value of this surrogate has no meaning, so the recorded loss is the real one against the cache.
+After a step its second views replace the oldest entries, and a share of the oldest is encoded again. Every rank
+computes the loss of all gathered rows; drawn items are encoded once, divided among the ranks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NegativeCache(SimCLR):
         return self.found.losses.mean()
 
     def encoded(self, items: Tensor) -> Tensor:
-        """Return unit vectors of the second views of these items under the present encoder, [len(items), d]."""
+        """Return unit vectors of the second views of these items under the current encoder, [len(items), d]."""
 
         def encode(part: Tensor) -> Tensor:
             return normalize(self.encode(self.data.views(part, self.epoch, self.options.seed)[1]).float(), dim=-1)

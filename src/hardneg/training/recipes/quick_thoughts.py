@@ -73,7 +73,7 @@ class QuickThoughts(Method):
         return similarity, (distance > 0) & (distance <= self.context_size)
 
     def diagnose(self) -> Diagnosis:
-        """Diagnose the negatives: all sentences of the batch that are no neighbours."""
+        """Diagnose the negatives: all sentences of the batch that are not neighbours."""
         scores: Scores = from_matrix(*self._matrix(), self.loss.temperature_now())
         return diagnose(scores, self.negatives.log_weights(scores))
 

@@ -38,7 +38,7 @@ class Supervised(SimCLR):
     def __init__(self, options: SupervisedOptions, data: Items, total: int) -> None:
         data.labelled("supervised")
         super().__init__(options, data, total)
-        # A plain dict, so that these are no submodules: they share the schedules of the loss, which the loop adapts.
+        # A plain dict, so that these are not submodules: they share the schedules of the loss, which the loop adapts.
         self.four = four_losses(self.loss) if options.four_losses else {}
 
     def figures(self) -> dict[str, float]:
