@@ -129,17 +129,10 @@ def test_the_arms_and_lines_of_the_page_are_understood(requested: list[Any]) -> 
         check_words(requested[-1][1])
 
 
-def test_the_figures_of_the_page_are_those_of_the_benchmarks() -> None:
-    page = (ROOT / "docs" / "guides" / "training.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-    figures = json.loads((results / "training_gpu.json").read_text())["figures"]
-    for name, row in (("uniform", "uniform"), ("harvested", "proximity")):
-        (shown,) = re.findall(rf"^\| {row}, seconds an epoch \| (.*) \|$", page, re.MULTILINE)
-        assert shown.split(" | ") == [f"{pair[name]['mean']:.2f}" for pair in figures["pairs"]]
-    (shown,) = re.findall(r"^\| difference \| (.*) \|$", page, re.MULTILINE)
-    assert shown.split(" | ") == [f"{100 * (ratio - 1):+.1f} %" for ratio in figures["ratios"]]
-    fifty = json.loads((results / "cifar10_fifty.json").read_text())["runs"]
-    rows = {f"simclr-{t}": f"SimCLR, temperature {t}" for t in (0.5, 0.25, 0.1)} | {"hcl": "HCL, temperature 0.5.*"}
-    for name, row in rows.items():
-        (shown,) = re.findall(rf"^\| {row} \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
-        assert shown == (f"{100 * fifty[name]['linear']:.1f}", f"{100 * fifty[name]['knn']:.1f}")
+def test_the_figures_of_the_page_are_those_of_the_benchmark() -> None:
+    page = " ".join((ROOT / "docs" / "guides" / "training.md").read_text().split())
+    figures = json.loads((ROOT / "benchmarks" / "results" / "training_gpu.json").read_text())["figures"]
+    seconds = [pair["uniform"]["mean"] for pair in figures["pairs"]]
+    assert f"takes {min(seconds):.1f} to {max(seconds):.1f} s" in page
+    assert f"Hard batches add {100 * (figures['mean'] - 1):.1f} % on average in six pairs" in page
+    assert len(seconds) == 6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import re
 import shlex
 import shutil
@@ -77,8 +79,7 @@ def run_page(page: Path) -> ModuleType:
     try:
         for block in blocks_of(page):
             if block.language == "python":
-                # Blank lines before the block give tracebacks the page's line numbers.
-                exec(compile("\n" * block.line + block.source, str(page), "exec"), module.__dict__)
+                run_python(page, block, module)
             elif block.language == "console":
                 run_console(page, block)
             elif block.language == "sh":
@@ -88,6 +89,21 @@ def run_page(page: Path) -> ModuleType:
     finally:
         del sys.modules[module.__name__]
     return module
+
+
+def run_python(page: Path, block: Block, module: ModuleType) -> None:
+    """Runs the block; each comment ``# => text`` must be a printed line, in this order. ``...`` matches anything."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        # Blank lines before the block give tracebacks the page's line numbers.
+        exec(compile("\n" * block.line + block.source, str(page), "exec"), module.__dict__)
+    shown = re.findall(r"# => ?(.*)$", block.source, re.MULTILINE)
+    assert shown or "print(" not in block.source, f"{page.name}:{block.line}: the page does not show what is printed"
+    lines = iter(printed.getvalue().splitlines())
+    for text in shown:
+        pattern = r"\s+".join(".*".join(map(re.escape, word.split("..."))) for word in text.split())
+        found = any(re.fullmatch(rf"\s*{pattern}\s*", line) for line in lines)
+        assert found, f"{page.name}:{block.line}: {text!r} is not printed, but:\n{printed.getvalue()}"
 
 
 def run_console(page: Path, block: Block) -> None:
@@ -201,6 +217,9 @@ def test_every_paper_has_its_row() -> None:
     [
         ("```python\nassert 1 == 2, 'one is two'\n```", "one is two"),
         ("```python\n1 / 0\n```", "division by zero"),
+        ("```python\nprint(1)\n```", "does not show what is printed"),
+        ("```python\nprint(1)  # => 2\n```", "'2' is not printed"),
+        ("```python\nprint(1, 2)  # => 2\n# => 1\n```", "is not printed"),
         ("```console\n$ hardneg explain 'Tlit(1.0)'\n```", "failed"),
         ("```console\n$ hardneg explain 'Tilt(1.0)'\nno such words\n```", "is not printed"),
         ("```console\n$ rm file\n```", "nothing runs"),
