@@ -9,7 +9,7 @@ export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
-.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results lock dist bench clean
+.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results outputs lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -72,8 +72,12 @@ lock: ## Write constraints.txt and constraints-oldest.txt.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
 
-results: .venv/installed ## Write docs/results.md from the studies and their JSON files.
+results: .venv/installed ## Write docs/results.md from the studies and their JSON files, and the pictures of digits.
 	$(BIN)/python tools/results.py
+	$(BIN)/python tools/pictures.py
+
+outputs: .venv/installed ## Write what the Python blocks of the README and the docs print.
+	$(BIN)/python -m pytest -q tests/project/test_docs.py -k page_runs --write-outputs
 
 dist: ## Build a wheel and try it in an empty environment.
 	rm -rf dist build/dist
