@@ -66,7 +66,8 @@ reference: .venv/installed ## Write the pages of docs/reference that are generat
 	$(BIN)/python tools/reference.py
 
 docs: reference ## Build the docs: build/docs/index.html.
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m zensical build --strict --clean
+	@echo "pages open from disk; the search needs a server: $(BIN)/python -m http.server --directory build/docs"
 
 lock: ## Write constraints.txt and constraints-oldest.txt.
 	$(PYTHON) tools/lock.py newest

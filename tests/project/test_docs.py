@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import json
 import re
 import shlex
 import shutil
@@ -95,7 +96,7 @@ def run_page(page: Path, write: bool = False) -> ModuleType:
             elif block.language == "sh":
                 check_shell(page, block)
             else:
-                known = block.language in ("text", "output")
+                known = block.language in ("text", "output", "math")
                 assert known, f"{page.name}:{block.line}: nothing runs a block of {block.language!r}"
     finally:
         del sys.modules[module.__name__]
@@ -189,17 +190,30 @@ def test_the_navigation_has_every_page() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("zensical", reason="the site needs the extra docs")
+    for name in ("zensical", "latex2mathml"):
+        pytest.importorskip(name, reason="the site needs the extra docs")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for folder in ("src", "tools"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for page in PAGES[1:]:
         html = tmp_path / "build" / page.relative_to(ROOT).with_suffix(".html")
         assert "<h1" in html.read_text(encoding="utf-8")
-        assert not re.search(r'(?:src|rel="stylesheet" href)="https?:', html.read_text(encoding="utf-8"))
+        text = html.read_text(encoding="utf-8")
+        assert not re.search(r'(?:src|rel="stylesheet" href)="https?:', text)
+        assert 'data-md-color-scheme="slate"' in text, "light and dark"
+        assert f'href="{REPOSITORY}"' in text
+        assert 'data-md-component="source"' not in text, "which would ask GitHub"
+        assert "md-footer__link" in text, "the pages before and after"
+    idea = (tmp_path / "build" / "docs" / "explanation" / "the-one-idea.html").read_text(encoding="utf-8")
+    assert idea.count("<math ") == (ROOT / "docs/explanation/the-one-idea.md").read_text(encoding="utf-8").count(
+        "```math"
+    )
+    found = json.loads((tmp_path / "build" / "docs" / "search.json").read_text(encoding="utf-8"))
+    assert "effective temperature" in json.dumps(found).lower()
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "reference/glossary.md"])
