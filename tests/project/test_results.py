@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+import hardneg as hn
 from hardneg.comparing.arms import parse_arm
 
 pytest.importorskip("scipy", reason="the intervals of the toys")
@@ -211,6 +213,40 @@ def test_the_one_idea_has_the_tilts_against_their_matched_temperatures(results: 
     assert f"| 143-NN | {interval('../demo', 'hcl(beta=1, tau_plus=0.1)', 'simclr()')}" in text
 
 
+def test_the_chooser_has_the_figures_of_the_json_files(results: ModuleType) -> None:
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    shares = {
+        (name, row["choice"]): f"{100 * row['judged_relevant']:.2f} %"
+        for name in ("scifact", "nfcorpus")
+        for row in results.read("../mining_judged")[name]["rows"]
+    }
+    scifact = [shares["scifact", choice] for choice in ("5% below the positive", "the most similar")]
+    assert (
+        "scifact: {} of the negatives are judged relevant, against {} of the most similar ones".format(*scifact) in text
+    )
+    choices = ("ring, 1% to 10%", "ranks 50 to 200", "the most similar", "5% below the positive")
+    nfcorpus = [shares["nfcorpus", choice] for choice in choices]
+    sentence = "nfcorpus: {} and {}, against {} of the most similar ones; 5 % below the positive still has {}"
+    assert sentence.format(*nfcorpus) in text
+    ring = difference(results.read("queue"), QUEUE_RING, "moco(temperature=0.07)")
+    for name, arm, against in (
+        ("../demo", "hcl(beta=1, tau_plus=0.1)", "simclr()"),
+        ("../demo_text", TILTED_PAIRS, "pairs()"),
+        ("supervised", "hscl(temperature=0.5, beta=5)", "scl(temperature=0.083)"),
+    ):
+        points, low, high = difference(results.read(name), arm, against)
+        assert re.search(
+            rf"{re.escape(f'{points:+.1f}')}( points)?[ ,(]+{re.escape(f'{low:+.1f} to {high:+.1f}')}\)", text
+        )
+    assert f"{ring[0]:+.1f} points ({ring[1]:+.1f} to {ring[2]:+.1f})" in text
+    mined = results.read("../mined_training")["against random"]["mined"]
+    points, low, high = (100 * mined[part] for part in ("difference", "low", "high"))
+    assert f"nDCG@10 {points:+.1f} ({low:+.1f} to {high:+.1f})" in text
+    for expression in re.findall(r"`([A-Z]\w+\([^`]*\))`", text):
+        assert expression == "Known(pairs)" or hn.parse(expression), expression
+
+
+QUEUE_RING = "ring(temperature=0.07, inner=0.1, outer=linear(1.0, 0.1, steps=3250))"
 TILTED_PAIRS = "pairs(negatives='Tilt(1.0)')"
 
 
