@@ -9,27 +9,26 @@ export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
-.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results lock dist bench clean
+.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results outputs lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
-# Run again, it shows the finished comparison; `make clean` removes it.
-demo: .venv/demo ## Compare negatives on digits and on texts: runs/demo/report.html, audit.html, runs/demo-text/report.html.
-	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 15 --batch-size 128 --out runs/demo \
-	  --arm "simclr(temperature=0.5)" \
-	  --arm "simclr(temperature=0.25)" \
-	  --arm "hcl(temperature=0.5, beta=1, tau_plus=0.1)" \
-	  --arm "simclr(temperature=0.5) @ proximity(num_candidates=200, refresh=11)" \
-	  --arm "supcon(temperature=0.5)"
+# Run again, it shows the finished comparisons; `make clean` removes them. --tune gives every choice its best temperature.
+demo: .venv/demo ## Compare negatives on texts and on digits: runs/demo-text/report.html, runs/demo/report.html, audit.html.
+	test -f runs/docstrings.jsonl || $(BIN)/python examples/docstrings.py runs/docstrings.jsonl
+	$(BIN)/hardneg compare --data pairs:runs/docstrings.jsonl --seeds 4 --epochs 6 --batch-size 128 --out runs/demo-text \
+	  --tune temperature=0.05,0.1,0.2 --option dim=128 \
+	  --arm "pairs()" \
+	  --arm "pairs(negatives='Tilt(1.0)')"
+	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 12 --batch-size 128 --out runs/demo \
+	  --tune temperature=0.25,0.5 \
+	  --arm "simclr()" \
+	  --arm "hcl(beta=1, tau_plus=0.1)" \
+	  --arm "supcon()"
 	set -- runs/demo/runs/simclr-*-seed0 && $(BIN)/hardneg audit "$$1" --out runs/demo
 	$(BIN)/hardneg report runs/demo
-	test -f runs/docstrings.jsonl || $(BIN)/python examples/docstrings.py runs/docstrings.jsonl
-	$(BIN)/hardneg compare --data pairs:runs/docstrings.jsonl --seeds 3 --epochs 8 --batch-size 128 --out runs/demo-text \
-	  --arm "pairs(temperature=0.1, dim=128)" \
-	  --arm "pairs(temperature=0.05, dim=128)" \
-	  --arm "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')" \
-	  --arm "pairs(temperature=0.1, dim=128) @ proximity(num_candidates=200, refresh=15)"
+	$(BIN)/python tools/demo.py runs/demo-text runs/demo
 
 # With --budget, a folder of tests that takes half as much CPU time again as in tests/durations.json fails.
 test: .venv/installed check ## Run the checks and all tests but the long ones (at most five minutes of tests).
@@ -67,15 +66,20 @@ reference: .venv/installed ## Write the pages of docs/reference that are generat
 	$(BIN)/python tools/reference.py
 
 docs: reference ## Build the docs: build/docs/index.html.
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m zensical build --strict --clean
+	@echo "pages open from disk; the search needs a server: $(BIN)/python -m http.server --directory build/docs"
 
 lock: ## Write constraints.txt, constraints-oldest.txt and requirements-release.txt.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
 	$(PYTHON) tools/lock.py release
 
-results: .venv/installed ## Write docs/results.md from the studies and their JSON files.
+results: .venv/installed ## Write docs/results.md from the studies and their JSON files, and the pictures of digits.
 	$(BIN)/python tools/results.py
+	$(BIN)/python tools/pictures.py
+
+outputs: .venv/installed ## Write what the Python blocks of the README and the docs print.
+	$(BIN)/python -m pytest -q tests/project/test_docs.py -k page_runs --write-outputs
 
 # The tools are those of the release workflow, with its hashes; the second environment has nothing but the wheel.
 dist: ## Build a wheel and a source distribution, check them, and try the wheel in an empty environment.

@@ -45,6 +45,11 @@ LISTED = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--write-outputs``."""
+    parser.addoption("--write-outputs", action="store_true", help="write what the Python blocks of the docs print")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import files that are listed as a whole where their marker is left out."""
     file = str(collection_path.relative_to(config.rootpath))

@@ -1,16 +1,21 @@
-"""Every code block of the README and of docs/ runs, in order, one namespace per file; none is skipped silently."""
+"""Every code block of the README and of docs/ runs, in order, one namespace per file; none is skipped silently.
+
+A block of the language ``output`` is what the Python block before it prints; ``--write-outputs`` writes it.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import inspect
 import io
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,6 +34,7 @@ from support.libraries import library
 ROOT = Path(__file__).parents[2]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *SITE, *sorted((ROOT / "skills").rglob("*.md"))]
+REPOSITORY = "https://github.com/hardneg/hardneg"
 NEEDS = {  # packages that a page shows and that need not be installed
     "lightning": ("lightning",),
     "transformers": ("transformers", "datasets", "hardneg.integrations.sentence_transformers.batches"),
@@ -72,38 +78,74 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-def run_page(page: Path) -> ModuleType:
+def run_page(page: Path, write: bool = False) -> ModuleType:
     """Runs the page as a module, because dataclasses look their own up."""
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
     sys.modules[module.__name__] = module
+    blocks = blocks_of(page)
+    printed: list[tuple[Block, str]] = []
     try:
-        for block in blocks_of(page):
+        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
             if block.language == "python":
-                run_python(page, block, module)
+                found = run_python(page, block, module)
+                if following is not None and following.language == "output":
+                    printed.append((following, found))
+                else:
+                    check_comments(page, block, found)
             elif block.language == "console":
                 run_console(page, block)
             elif block.language == "sh":
                 check_shell(page, block)
             else:
-                assert block.language == "text", f"{page.name}:{block.line}: nothing runs a block of {block.language!r}"
+                known = block.language in ("text", "output", "math")
+                assert known, f"{page.name}:{block.line}: nothing runs a block of {block.language!r}"
     finally:
         del sys.modules[module.__name__]
+    assert len(printed) == [block.language for block in blocks].count("output"), f"{page.name}: an output of no block"
+    if write:
+        write_outputs(page, printed)
+    for block, found in printed:
+        assert same_output(block.source, found) or write, f"{page.name}:{block.line}: this is printed:\n{found}"
     return module
 
 
-def run_python(page: Path, block: Block, module: ModuleType) -> None:
-    """Runs the block; each comment ``# => text`` must be a printed line, in this order. ``...`` matches anything."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+def run_python(page: Path, block: Block, module: ModuleType) -> str:
+    """Runs a block and returns what it prints, without the spaces at the ends of lines."""
+    with redirect_stdout(io.StringIO()) as stream:
         # Blank lines before the block give tracebacks the page's line numbers.
         exec(compile("\n" * block.line + block.source, str(page), "exec"), module.__dict__)
+    return "\n".join(line.rstrip() for line in stream.getvalue().strip("\n").splitlines())
+
+
+def check_comments(page: Path, block: Block, printed: str) -> None:
+    """Checks that each comment ``# => text`` is a printed line, in this order; ``...`` matches anything."""
     shown = re.findall(r"# => ?(.*)$", block.source, re.MULTILINE)
-    assert shown or "print(" not in block.source, f"{page.name}:{block.line}: the page does not show what is printed"
-    lines = iter(printed.getvalue().splitlines())
+    assert shown or not printed, f"{page.name}:{block.line}: the page does not show what is printed:\n{printed}"
+    lines = iter(printed.splitlines())
     for text in shown:
         pattern = r"\s+".join(".*".join(map(re.escape, word.split("..."))) for word in text.split())
         found = any(re.fullmatch(rf"\s*{pattern}\s*", line) for line in lines)
-        assert found, f"{page.name}:{block.line}: {text!r} is not printed, but:\n{printed.getvalue()}"
+        assert found, f"{page.name}:{block.line}: {text!r} is not printed, but:\n{printed}"
+
+
+NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w)"
+
+
+def same_output(shown: str, found: str) -> bool:
+    """Whether the words are the same, and the numbers up to two units of their last digit, as machines differ."""
+    if [part.split() for part in re.split(NUMBER, shown)] != [part.split() for part in re.split(NUMBER, found)]:
+        return False
+    return all(
+        abs(float(one) - float(other)) <= 2.01 * 10.0 ** -len(one.partition(".")[2])
+        for one, other in zip(re.findall(NUMBER, shown), re.findall(NUMBER, found), strict=True)
+    )
+
+
+def write_outputs(page: Path, printed: list[tuple[Block, str]]) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block, found in reversed(printed):
+        lines[block.line : block.line + len(block.source.splitlines())] = found.splitlines()
+    page.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def run_console(page: Path, block: Block) -> None:
@@ -127,14 +169,16 @@ def check_shell(page: Path, block: Block) -> None:
     for line in filter(str.strip, block.source.splitlines()):
         name, *arguments = shlex.split(line)
         known = (
-            set(arguments) <= set(targets) if name == "make" else line.startswith(("pip install .", "pip install '."))
+            set(arguments) <= set(targets)
+            if name == "make"
+            else re.match(r"pip install '?(\.|hardneg)(?:\[[\w,]+\])?'?$", line) or line == f"git clone {REPOSITORY}"
         )
         assert known, f"{page.name}:{block.line}: nothing knows {line!r}"
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning:page_.*")  # of what the page itself imports and calls
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     for name in NEEDS.get(page.stem, ()):
         library(name)
     monkeypatch.chdir(tmp_path)  # pages may write files
@@ -142,7 +186,7 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pytest.importorskip(name, reason="the page needs an extra")
     generated = page.read_text(encoding="utf-8").startswith("<!-- Generated")
     assert generated or any(block.language == "python" for block in blocks_of(page)), f"{page.name} has nothing to run"
-    run_page(page)
+    run_page(page, write=pytestconfig.getoption("--write-outputs"))
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -158,17 +202,30 @@ def test_the_navigation_has_every_page() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("zensical", reason="the site needs the extra docs")
+    for name in ("zensical", "latex2mathml"):
+        pytest.importorskip(name, reason="the site needs the extra docs")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for folder in ("src", "tools"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for page in PAGES[1:]:
         html = tmp_path / "build" / page.relative_to(ROOT).with_suffix(".html")
         assert "<h1" in html.read_text(encoding="utf-8")
-        assert not re.search(r'(?:src|rel="stylesheet" href)="https?:', html.read_text(encoding="utf-8"))
+        text = html.read_text(encoding="utf-8")
+        assert not re.search(r'(?:src|rel="stylesheet" href)="https?:', text)
+        assert 'data-md-color-scheme="slate"' in text, "light and dark"
+        assert f'href="{REPOSITORY}"' in text
+        assert 'data-md-component="source"' not in text, "which would ask GitHub"
+        assert "md-footer__link" in text, "the pages before and after"
+    idea = (tmp_path / "build" / "docs" / "explanation" / "the-one-idea.html").read_text(encoding="utf-8")
+    assert idea.count("<math ") == (ROOT / "docs/explanation/the-one-idea.md").read_text(encoding="utf-8").count(
+        "```math"
+    )
+    found = json.loads((tmp_path / "build" / "docs" / "search.json").read_text(encoding="utf-8"))
+    assert "effective temperature" in json.dumps(found).lower()
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "reference/glossary.md"])
@@ -185,8 +242,44 @@ def test_pages_about_the_code_name_places_that_exist(page: str) -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_readme_are_absolute_and_lead_to_files_of_the_repository() -> None:
+    """The package index shows the README without the repository around it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    raw = REPOSITORY.replace("github.com", "raw.githubusercontent.com")
+    assert len(targets) > 10
+    for target in targets:
+        kind, _, path = target.partition("#")[0].removeprefix(f"{REPOSITORY}/").partition("/main/")
+        if target.startswith(raw):
+            kind, path = "raw", target.removeprefix(f"{raw}/main/")
+        assert kind in ("blob", "tree", "raw"), target
+        assert (ROOT / path).exists(), target
+        assert (kind == "tree") == (ROOT / path).is_dir(), target
+
+
+def test_the_readme_is_short() -> None:
+    words = re.sub(r"```.*?```|\]\([^)]*\)", " ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert 400 <= len(words.split()) <= 700
+
+
+FIRST = [page for page in PAGES if page.name == "README.md" or page.parent.name == "tutorials"]
+
+
+@pytest.mark.parametrize("page", FIRST, ids=[page.name for page in FIRST])
+def test_first_pages_print_what_they_compute(page: Path) -> None:
+    blocks = blocks_of(page)
+    assert any(block.language == "output" for block in blocks)
+    for block in blocks:
+        for statement in ast.walk(ast.parse(block.source)) if block.language == "python" else ():
+            assert not isinstance(statement, ast.Assert), f"{page.name}:{block.line}: print it"
+            computed = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant)
+            assert not computed, f"{page.name}:{block.line}: print it"
+    for line in (line for block in blocks if block.language == "console" for line in block.source.split("\n$ ")):
+        assert len(line.splitlines()) > 1, f"{page.name}: show what {line!r} prints"
 
 
 def test_extended_distribution_conforms(tmp_path: Path) -> None:
@@ -226,6 +319,9 @@ def test_every_paper_has_its_row() -> None:
         ("```sh\nmake no-such-target\n```", "nothing knows"),
         ("```py\n1 / 0\n```", "nothing runs a block of 'py'"),
         ("```python\n1 / 0\n", "not closed"),
+        ("```python\nprint(1)\n```", "no output block"),
+        ("```python\nprint(1.54)\n```\n```output\n1.50\n```", "this is printed"),
+        ("```python\nx = 1\n```\ntext\n```text\n```\n```output\n1\n```", "an output of no block"),
     ],
 )
 def test_a_wrong_page_fails(tmp_path: Path, text: str, message: str) -> None:

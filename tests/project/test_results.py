@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+import hardneg as hn
 from hardneg.comparing.arms import parse_arm
 
 pytest.importorskip("scipy", reason="the intervals of the toys")
@@ -143,30 +145,109 @@ def difference(found: dict[str, Any], arm: str, against: str) -> tuple[float, fl
 
 
 def test_the_readme_has_the_findings_of_the_studies(results: ModuleType) -> None:
-    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    found, hscl = results.read("supervised"), "hscl(temperature=0.5, beta=5)"
-    gain, left = (difference(found, hscl, f"scl(temperature={each})") for each in (0.5, 0.083))
-    assert f"H-SCL gains {gain[0]:.1f} points over SCL" in words
-    assert f"({left[0]:.1f}, 95 % interval {left[1]:.1f} to {left[2]:+.1f})" in words
-    found, plain = results.read("temperature_defaults"), "simclr(temperature=0.5)"
-    arms = ("hcl(temperature=0.5, beta=1, tau_plus=0.05)", "simclr(temperature=0.25)")
-    hcl, control = (difference(found, arm, plain)[0] for arm in arms)
-    assert f"HCL gains {hcl:.1f} points over SimCLR at the paper's temperature" in words
-    assert f"SimCLR at HCL's effective temperature gains {control:.1f};" in words
-    measures = [found["measures"][arm] for arm in arms]
-    knn, nearest = (100 * (np.array(measures[0][name]) - np.array(measures[1][name])) for name in ("knn", "1nn"))
-    assert f"in every seed (200-NN {knn.mean():+.2f}, 1-NN {nearest.mean():+.2f})" in words
-    assert min(*knn, *nearest) > 0
-    apart = difference(
-        results.read("../demo_text"),
-        "pairs(temperature=0.1, dim=128, negatives='Tilt(1.0)')",
-        "pairs(temperature=0.05, dim=128)",
+    """Every line of its table but those of the demo, which test_demo.py has."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    shown = {name: line for name, *line in cells[2:] if "make demo" not in name and "digits" not in name}
+
+    def means(one: float, other: float) -> str:
+        return f"{one:.1f} against {other:.1f}"
+
+    def apart(points: float, low: float, high: float) -> str:
+        return f"{points:+.1f} ({low:+.1f} to {high:+.1f})"
+
+    expected = {}
+    found, arms = results.read("temperature_defaults"), ("hcl(temperature=0.5, beta=1, tau_plus=0.05)", CONTROL_OF_HCL)
+    by = {name: [100 * np.array(found["measures"][arm][name]) for arm in arms] for name in ("linear", "knn", "1nn")}
+    name = "HCL against SimCLR at half the temperature, CIFAR-100"
+    expected[name] = ["linear probe", means(*(one.mean() for one in by["linear"])), apart(*difference(found, *arms))]
+    near = [by[each] for each in ("knn", "1nn")]
+    assert all((tilted > matched).all() for tilted, matched in near)
+    both = ", ".join(means(tilted.mean(), matched.mean()) for tilted, matched in near)
+    gains = ", ".join(f"{(tilted - matched).mean():+.1f}" for tilted, matched in near)
+    expected["the same runs"] = ["200-NN, 1-NN", both, f"{gains}, in every seed"]
+    found, arms = results.read("supervised"), ("hscl(temperature=0.5, beta=5)", "scl(temperature=0.083)")
+    reached = (100 * np.mean(found["measures"][arm]["linear"]) for arm in arms)
+    name = "H-SCL against SCL at a sixth of the temperature, CIFAR-100"
+    expected[name] = ["linear probe", means(*reached), apart(*difference(found, *arms))]
+    for name, kind in (
+        ("`Tilt(1.0)` against half the temperature, SimCSE, new static encoder", "static"),
+        ("the same, pretrained encoder", "pretrained"),
+    ):
+        after = results.read("../simcse")["encoders"][kind]["after"]
+        one, other = (100 * np.mean(after[each]["sts"]["seeds"]) for each in ("tilt alone", "temperature 0.025"))
+        expected[name] = ["STS", means(one, other), f"{one - other:+.1f}"]
+    mined = results.read("../mined_training")
+    pair = (100 * np.mean(mined["arms"][arm]["test"]) for arm in ("mined", "random"))
+    points = (100 * mined["against random"]["mined"][part] for part in ("difference", "low", "high"))
+    expected["mined against random negatives, scifact, static model"] = ["nDCG@10", means(*pair), apart(*points)]
+    assert shown == expected
+
+
+CONTROL_OF_HCL = "simclr(temperature=0.25)"
+
+
+def test_the_one_idea_has_the_tilts_against_their_matched_temperatures(results: ModuleType) -> None:
+    text = (ROOT / "docs" / "explanation" / "the-one-idea.md").read_text(encoding="utf-8")
+
+    def interval(name: str, arm: str, against: str) -> str:
+        points, low, high = difference(results.read(name), arm, against)
+        return f"{points:+.2f} ({low:+.2f} to {high:+.2f}) |"
+
+    hcl = "hcl(temperature=0.5, beta=1, tau_plus=0.05)"
+    assert (
+        f"| linear probe | {interval('temperature_defaults', hcl, CONTROL_OF_HCL).replace(' (', ' points (')}" in text
     )
-    assert f"{apart[0]:+.1f} points in the text demo" in words
+    measures = results.read("temperature_defaults")["measures"]
+    near = (100 * (np.array(measures[hcl][one]) - np.array(measures[CONTROL_OF_HCL][one])) for one in ("knn", "1nn"))
+    means = ", ".join(f"{gain.mean():+.2f}" for gain in near)
+    assert f"| 200-NN, 1-NN | {means}, in every seed |" in text
+    assert (
+        f"| linear probe | {interval('supervised', 'hscl(temperature=0.5, beta=5)', 'scl(temperature=0.083)')}" in text
+    )
     for kind in ("static", "pretrained"):
         after = results.read("../simcse")["encoders"][kind]["after"]
         tilted, matched = (after[name]["sts"]["mean"] for name in ("tilt alone", "temperature 0.025"))
-        assert f"{tilted:.1f} against {matched:.1f}" in words
+        assert f"| STS | {tilted:.1f} against {matched:.1f} |" in text
+    assert f"| retrieval | {interval('../demo_text', TILTED_PAIRS, 'pairs()')}" in text
+    assert f"| 143-NN | {interval('../demo', 'hcl(beta=1, tau_plus=0.1)', 'simclr()')}" in text
+
+
+def test_the_chooser_has_the_figures_of_the_json_files(results: ModuleType) -> None:
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    shares = {
+        (name, row["choice"]): f"{100 * row['judged_relevant']:.2f} %"
+        for name in ("scifact", "nfcorpus")
+        for row in results.read("../mining_judged")[name]["rows"]
+    }
+    scifact = [shares["scifact", choice] for choice in ("5% below the positive", "the most similar")]
+    assert (
+        "scifact: {} of the negatives are judged relevant, against {} of the most similar ones".format(*scifact) in text
+    )
+    choices = ("ring, 1% to 10%", "ranks 50 to 200", "the most similar", "5% below the positive")
+    nfcorpus = [shares["nfcorpus", choice] for choice in choices]
+    sentence = "nfcorpus: {} and {}, against {} of the most similar ones; 5 % below the positive still has {}"
+    assert sentence.format(*nfcorpus) in text
+    ring = difference(results.read("queue"), QUEUE_RING, "moco(temperature=0.07)")
+    for name, arm, against in (
+        ("../demo", "hcl(beta=1, tau_plus=0.1)", "simclr()"),
+        ("../demo_text", TILTED_PAIRS, "pairs()"),
+        ("supervised", "hscl(temperature=0.5, beta=5)", "scl(temperature=0.083)"),
+    ):
+        points, low, high = difference(results.read(name), arm, against)
+        assert re.search(
+            rf"{re.escape(f'{points:+.1f}')}( points)?[ ,(]+{re.escape(f'{low:+.1f} to {high:+.1f}')}\)", text
+        )
+    assert f"{ring[0]:+.1f} points ({ring[1]:+.1f} to {ring[2]:+.1f})" in text
+    mined = results.read("../mined_training")["against random"]["mined"]
+    points, low, high = (100 * mined[part] for part in ("difference", "low", "high"))
+    assert f"nDCG@10 {points:+.1f} ({low:+.1f} to {high:+.1f})" in text
+    for expression in re.findall(r"`([A-Z]\w+\([^`]*\))`", text):
+        assert expression == "Known(pairs)" or hn.parse(expression), expression
+
+
+QUEUE_RING = "ring(temperature=0.07, inner=0.1, outer=linear(1.0, 0.1, steps=3250))"
+TILTED_PAIRS = "pairs(negatives='Tilt(1.0)')"
 
 
 def test_the_frontier_has_rules_and_planners_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
