@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -20,11 +22,14 @@ from markupsafe import Markup
 
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
-from hardneg.io.files import run_again, write_atomically
+from hardneg.io.files import run_again, without_nan, write_atomically
 from hardneg.io.outputs import is_sealed_page, sealed_page
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
-"""Content security policy: no scripts, no requests, no forms, and no base that redirects links."""
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src '{script}'; form-action 'none'; "
+    "base-uri 'none'"
+)
+"""Content security policy: no script but page.js, no requests, no forms, and no base that redirects links."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -35,13 +40,21 @@ def render(template: str, **values: Any) -> str:
         **values: Variables of the template; a missing one is an error.
     """
     found = _environment().get_template(template)
-    return found.render(policy=Markup(POLICY), style=style(), **values)
+    digest = base64.b64encode(sha256(script().encode()).digest()).decode()
+    policy = Markup(POLICY.format(script=f"sha256-{digest}"))
+    return found.render(policy=policy, style=style(), script=script(), **values)
 
 
 @cache
 def style() -> Markup:
     """Return the style sheet."""
     return Markup((files("hardneg.pages") / "style.css").read_text("utf-8"))
+
+
+@cache
+def script() -> Markup:
+    """Return the script, which sorts tables."""
+    return Markup((files("hardneg.pages") / "page.js").read_text("utf-8"))
 
 
 @cache
@@ -87,6 +100,12 @@ def csv_link(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(head)
     writer.writerows([_cell(cell) for cell in row] for row in rows)
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.getvalue().encode("utf-8", "replace")).decode()
+
+
+def json_link(value: Any) -> str:
+    """Return a value as a data URI of JSON; numbers that are not finite are null."""
+    text = json.dumps(without_nan(value), indent=1)
+    return "data:application/json;base64," + base64.b64encode(text.encode()).decode()
 
 
 def _cell(value: Any) -> Any:
