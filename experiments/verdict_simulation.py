@@ -1,9 +1,10 @@
-"""Whether the verdict of a comparison holds what it promises: simulated comparisons of two arms.
+"""Whether the verdicts of a comparison hold what they promise: simulated comparisons of two and of several arms.
 
 An item is right in a run where a normal variable is positive: the arm's level, the item's difficulty, what the arm
 makes of the item, the effect of the seed (one part shared by both arms, one part of the run), and noise. Arms of equal
 accuracy should be called different in about 5 % of the comparisons; a true difference of three standard errors should
-be found. The verdict is that of ``hardneg compare`` itself.
+be found. In a family of several equal arms, each compared with the first, at most 5 % of the comparisons should have
+any significant difference. The verdicts are those of ``hardneg compare`` itself.
 
     python experiments/verdict_simulation.py --out experiments/verdict_simulation.json
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -21,9 +23,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from hardneg.comparing.statistics import Outcomes, difference_of
+from hardneg.comparing.statistics import SIGNIFICANCE, Outcomes, difference_of, holm
 
 SEEDS, ITEMS = (3, 4, 5, 7, 10), (200, 1_000, 10_000)
+FAMILIES, FAMILY_SEEDS, FAMILY_ITEMS = (3, 5, 9), (3, 5), 1_000
+FAMILY_TIMES = 2_000
 ACCURACY = 0.8
 
 
@@ -55,27 +59,27 @@ WORLDS = (
 
 
 def comparison(
-    world: World, seeds: int, items: int, gain: float, random: np.random.Generator
-) -> tuple[Outcomes, Outcomes]:
-    """Two arms, of which the first has ``gain`` more accuracy; what is random is drawn anew."""
+    world: World, seeds: int, items: int, gains: Sequence[float], random: np.random.Generator
+) -> list[Outcomes]:
+    """One arm for each of ``gains``, by which its accuracy is larger; what is random is drawn anew."""
     difficulty = world.difficulty * random.standard_normal(items, np.float32)
     shared = world.shared * random.standard_normal(seeds)
     arms = []
     other = world.run if world.other_run is None else world.other_run
-    for accuracy, run in ((ACCURACY + gain, world.run), (ACCURACY, other)):
+    for gain, run in zip(gains, (world.run, *[other] * (len(gains) - 1)), strict=True):
         of_item = difficulty + world.arm_item * random.standard_normal(items, np.float32)
-        of_run = shared + run * random.standard_normal(seeds) + world.spread(run) * norm.ppf(accuracy)
+        of_run = shared + run * random.standard_normal(seeds) + world.spread(run) * norm.ppf(ACCURACY + gain)
         noise = random.standard_normal((seeds, items), np.float32)
         right = (noise + of_item > -of_run[:, None].astype(np.float32)).astype(float)
         arms.append(Outcomes(right.mean(axis=1), right, items))
-    return arms[0], arms[1]
+    return arms
 
 
 def called_different(
     world: World, seeds: int, items: int, gain: float, times: int, random: np.random.Generator
 ) -> tuple[float, float]:
     """The share of comparisons whose interval leaves out 0, and the standard deviation of the differences."""
-    estimates = [difference_of(*comparison(world, seeds, items, gain, random)) for _ in range(times)]
+    estimates = [difference_of(*comparison(world, seeds, items, (gain, 0.0), random)) for _ in range(times)]
     found = [abs(one.value) > one.half_width for one in estimates if one is not None]
     return float(np.mean(found)), float(np.std([one.value for one in estimates if one is not None], ddof=1))
 
@@ -85,6 +89,31 @@ def cell(world: World, seeds: int, items: int, times: int, seed: int = 0) -> dic
     false, error = called_different(world, seeds, items, 0.0, times, random)
     found, _ = called_different(world, seeds, items, 3.0 * error, times, random)
     return {"seeds": seeds, "items": items, "standard_error": error, "called_different": false, "found": found}
+
+
+def family(world: World, arms: int, seeds: int, times: int, seed: int = 0, items: int = FAMILY_ITEMS) -> dict[str, Any]:
+    """The share of comparisons of equal arms with any significant difference, with Holm's correction and without."""
+    random = np.random.default_rng([seed, arms, seeds, items])
+    alone, corrected = 0, 0
+    for _ in range(times):
+        first, *others = comparison(world, seeds, items, (0.0,) * arms, random)
+        estimates = [difference_of(one, first) for one in others]
+        p_values = [one.p_value for one in estimates if one is not None]
+        alone += min(p_values) <= SIGNIFICANCE
+        corrected += min(holm(p_values)) <= SIGNIFICANCE
+    return {"arms": arms, "seeds": seeds, "alone": alone / times, "corrected": corrected / times}
+
+
+def family_table(families: list[dict[str, Any]]) -> str:
+    """As docs/explanation/verdict.md has it: families with a false verdict, in percent, without and with correction."""
+    lines = ["| arms | seeds | " + " | ".join(f"{arms} arms" for arms in FAMILIES) + " |"]
+    lines.append("| --- | --- |" + " --- |" * len(FAMILIES))
+    for one in families:
+        for seeds in FAMILY_SEEDS:
+            cells = [cell for cell in one["cells"] if cell["seeds"] == seeds]
+            shares = [f"{100 * c['alone']:.1f} / {100 * c['corrected']:.1f}" for c in cells]
+            lines.append(f"| {one['world']} | {seeds} | {' | '.join(shares)} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(worlds: list[dict[str, Any]]) -> str:
@@ -109,10 +138,19 @@ def main() -> None:
         worlds.append({"world": asdict(world), "cells": cells})
         for one in cells:
             print(f"{world.name:45} {one}", flush=True)
+    families = []
+    for world in WORLDS:
+        sizes = [(arms, seeds) for seeds in FAMILY_SEEDS for arms in FAMILIES]
+        cells = [family(world, arms, seeds, FAMILY_TIMES, options.seed) for arms, seeds in sizes]
+        families.append({"world": world.name, "items": FAMILY_ITEMS, "cells": cells})
+        for one in cells:
+            print(f"{world.name:45} {one}", flush=True)
     seconds = round(time.perf_counter() - begun, 1)
     found = {"times": options.times, "seed": options.seed, "seconds": seconds, "worlds": worlds}
+    found |= {"family_times": FAMILY_TIMES, "families": families}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(worlds))
+    print(family_table(families))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from hardneg.comparing.arms import parse_arm
 from hardneg.comparing.comparing import _as_json
 from hardneg.comparing.request import Comparison
-from hardneg.comparing.verdict import answer, rows_of, sentences, temperature_notes, verdicts_of
+from hardneg.comparing.verdict import answer, headline, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.reporting import write_report
 from hardneg.training.data.images import load
 from hardneg.training.loop.data_record import fingerprint
@@ -110,6 +110,7 @@ def make_comparison(path: Path, arms: tuple[str, ...] = ARMS, seeds: int = 3) ->
     rows, verdicts = rows_of(parsed, results, "knn"), verdicts_of(parsed, results, "knn")
     summary = {
         "metric": "knn", "num_test": NUM_TEST, "rows": [asdict(row) for row in rows],
+        "headline": headline(verdicts, "data.npz"),
         "answer": answer(verdicts, "10-NN accuracy"), "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts), "notes": temperature_notes(parsed), "tuned": None,
         "comparison": asdict(Comparison(arms, seeds, common)),

@@ -75,7 +75,7 @@ def compare_and_show(
 
 
 def show_comparison(summary: dict[str, Any], console: Console) -> None:
-    """Print a comparison: arms by letter, the table, the verdict on each difference, cautions and notes.
+    """Print a comparison: arms by letter, the table, the headline, each difference, cautions and notes.
 
     Args:
         summary: Contents of ``comparison.json``.
@@ -85,6 +85,7 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(printable(f"{letter}  {row['arm']}{_remarks(summary, row)}")))
     console.print(comparison_table(summary))
     console.print(Text(f"{LAST_RECORDS} of all seeds.", style="dim"))
+    console.print(Text(printable(summary["headline"]), style="bold"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
     for sentence in [
         *summary["answer"],

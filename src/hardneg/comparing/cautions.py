@@ -35,7 +35,7 @@ def cautions(
     """Return the cautions of one arm, as sentences.
 
     Args:
-        arm: The arm as text.
+        arm: Name of the arm in the sentences, such as its letter.
         options: Options of its runs.
         results: Results of its runs; their "final" has means over the last records.
         warned: Warnings of its runs.

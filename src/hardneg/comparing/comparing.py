@@ -22,9 +22,18 @@ import torch
 from hardneg.comparing.arms import Arm, canonical_options, parse_arm
 from hardneg.comparing.cautions import cautions, differing_settings, settings_notes, shared_warnings
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import SHARED, Comparison, open_folder
+from hardneg.comparing.request import SHARED, Comparison, letter_of, open_folder
 from hardneg.comparing.runs import RunSettings, run_all, run_of, started_options, usual_jobs, usual_threads
-from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, temperature_notes, verdicts_of
+from hardneg.comparing.verdict import (
+    Verdict,
+    answer,
+    data_name,
+    headline,
+    rows_of,
+    sentences,
+    temperature_notes,
+    verdicts_of,
+)
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
@@ -162,7 +171,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     ]
     differing = differing_settings(options, [result.get("trained") for of_arm in results for result in of_arm])
     if "data" in differing:  # only with --allow-other-data
-        verdicts = [replace(one, half_width=None, why_open="the runs have different data") for one in verdicts]
+        verdicts = [one.without_verdict("the runs have different data") for one in verdicts]
         rows = [replace(row, difference_half_width=None) for row in rows]
     option = comparison.tune[0] if comparison.tune else None
     summary = {
@@ -176,6 +185,7 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
             arm.text: {name: [result[name] for result in of_arm] for name in measures_in(of_arm[0])}
             for arm, of_arm in zip(tuned, results, strict=True)
         },
+        "headline": headline(verdicts, data_name(arms[0].complete().data)),
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
         "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts),
@@ -205,8 +215,8 @@ def _cautions(arms: list[Arm], results: ArmResults, out: Path) -> list[str]:
         [[one for seed in seeds for one in run_of(arm, seed, out).warned()] for arm in arms]
     )
     lines = [f"All arms: {one}" for one in shared]
-    for arm, of_arm, own in zip(arms, results, warned, strict=True):
-        lines += cautions(arm.text, arm.complete().as_dict(), of_arm, own)
+    for number, (arm, of_arm, own) in enumerate(zip(arms, results, warned, strict=True)):
+        lines += cautions(letter_of(number), arm.complete().as_dict(), of_arm, own)
     return lines
 
 

@@ -1,7 +1,7 @@
 """Confidence intervals of an accuracy, and of the difference of two, over seeds and test items.
 
-Read ``outcomes_of`` (from the results of runs), then ``mean_of`` and ``difference_of`` (the estimates); verdict.py
-calls them.
+Read ``outcomes_of`` (from the results of runs), then ``mean_of`` and ``difference_of`` (the estimates), then ``holm``
+(several differences at once); verdict.py calls them.
 
 Whether item i is right in the run with seed s (or its part of a score that is a mean over items) is a two-way table
 without replication: an effect of the run, an effect of the item, and a residual. The mean over the table estimates what
@@ -34,6 +34,8 @@ from hardneg.io.embeddings import unpack_bits, unpack_numbers
 
 MARGIN = 1.05
 """Factor by which intervals are wider than Student's, for unequal variances and variables that are not normal."""
+SIGNIFICANCE = 0.05
+"""Highest probability of a false verdict, in a whole family of differences."""
 LEAST_SEEDS = 3
 """Minimum number of seeds for a verdict: fewer estimate the variance between runs too poorly."""
 
@@ -71,7 +73,20 @@ class MeanEstimate:
     @property
     def half_width(self) -> float:
         """Half the width of the 95 % confidence interval."""
-        return _quantile(self.freedom) * self.error
+        return self.half_width_at(SIGNIFICANCE)
+
+    def half_width_at(self, level: float) -> float:
+        """Return half the width of the confidence interval that excludes 0 where the p-value is below ``level``."""
+        return _quantile(self.freedom, level) * self.error
+
+    @property
+    def p_value(self) -> float:
+        """Probability of a value at least this far from 0 if the true value is 0; 0.05 at the end of the interval."""
+        from scipy.stats import t
+
+        if self.error == 0.0:
+            return float(self.value == 0.0)
+        return 2.0 * float(t.sf(abs(self.value) / (MARGIN * self.error), self.freedom))
 
     @property
     def detectable(self) -> float:
@@ -146,6 +161,40 @@ def difference_of(arm: Outcomes, against: Outcomes) -> MeanEstimate | None:
     return _estimate(arm, float(differences.mean()), training, freedom, items, rest)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm, 1979): at most 5 % of families have any false one below 0.05.
+
+    The smallest of m p-values is multiplied by m, the next one by m - 1, and so on; none becomes smaller than the one
+    before it. This holds however the differences depend on each other, as all of them are from the same arm.
+
+    Args:
+        p_values: P-values of the differences, each by itself.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.04, 0.01, 0.02])]
+        [0.04, 0.03, 0.04]
+    """
+    corrected, largest = [1.0] * len(p_values), 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, (len(p_values) - rank) * p_values[at])
+        corrected[at] = min(1.0, largest)
+    return corrected
+
+
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Return the level at which Holm's method tests each difference: it is significant if its p-value is below that.
+
+    The differences that are not significant are all tested at the level of the first of them.
+
+    Example:
+        >>> [round(level, 4) for level in holm_levels([0.04, 0.001, 0.03])]
+        [0.025, 0.0167, 0.025]
+    """
+    significant = sorted(p for p, corrected in zip(p_values, holm(p_values), strict=True) if corrected <= SIGNIFICANCE)
+    ranks = [significant.index(p) if p in significant else len(significant) for p in p_values]
+    return [SIGNIFICANCE / (len(p_values) - rank) for rank in ranks]
+
+
 def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple[float, float]:
     """Return the variance between items, and the residual variance after the effects of run and item.
 
@@ -176,11 +225,11 @@ def _estimate(
 
 
 @cache
-def _quantile(freedom: float) -> float:
-    """Return the widened 97.5 % quantile of Student's t."""
+def _quantile(freedom: float, level: float = SIGNIFICANCE) -> float:
+    """Return the widened quantile of Student's t that is exceeded with probability ``level`` on both sides."""
     from scipy.stats import t
 
-    return MARGIN * float(t.ppf(0.975, freedom))
+    return MARGIN * float(t.isf(level / 2.0, freedom))
 
 
 @cache

@@ -1,19 +1,33 @@
 """Verdicts of a comparison: the table, which differences are significant, and the sentences that report them.
 
-``rows_of`` makes the table and ``verdicts_of`` the pairwise verdicts, from the estimates of statistics.py. ``answer``,
-``sentences`` and ``temperature_notes`` put them into words, once for comparison.json, the terminal and the report.
+``rows_of`` makes the table and ``verdicts_of`` the pairwise verdicts, from the estimates of statistics.py.
+``headline``, ``answer``, ``sentences`` and ``temperature_notes`` put them into words, once for comparison.json, the
+terminal and the report. Sentences name arms by their letters A, B, ..., which the table and the page explain.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from hardneg.comparing.arms import Arm
-from hardneg.comparing.statistics import LEAST_SEEDS, Outcomes, difference_of, mean_of, outcomes_of
+from hardneg.comparing.request import letter_of
+from hardneg.comparing.statistics import (
+    LEAST_SEEDS,
+    SIGNIFICANCE,
+    MeanEstimate,
+    Outcomes,
+    difference_of,
+    holm,
+    holm_levels,
+    mean_of,
+    outcomes_of,
+)
 
 GRADIENT_CAVEAT = ", before the gradient through its weights is counted"
 """A tilt repels exactly like a lower temperature only if no gradient flows through its weights: Tilt(detach=True)."""
@@ -116,11 +130,16 @@ class Verdict:
     Attributes:
         arm: The arm as text.
         against: The arm that it is compared with.
+        letter: Letter of the arm.
+        against_letter: Letter of the arm that it is compared with.
         kind: "first" (against the first arm), "labels" (only one of the two uses labels, so nothing is concluded about
             negatives), "peers" (both use labels and the first arm does not, or the reverse) or "temperature" (a tilted
             arm against its untilted control).
         difference: Difference of the means, as a share.
-        half_width: Half the 95 % interval of the difference; None where there is no verdict.
+        half_width: Half the 95 % interval of the difference by itself; None where there is no verdict.
+        corrected_half_width: Half the interval at the level of its test, which excludes 0 if it is significant.
+        p_value: P-value of the difference, corrected for all differences of the comparison.
+        family: Number of differences of the comparison that are judged.
         detectable: True difference that would be detected with a probability of 80 %.
         seeds: Number of seeds.
         num_test: Number of test items, if known.
@@ -130,9 +149,14 @@ class Verdict:
 
     arm: str
     against: str
+    letter: str
+    against_letter: str
     kind: str
     difference: float
     half_width: float | None
+    corrected_half_width: float | None
+    p_value: float | None
+    family: int
     detectable: float | None
     seeds: int
     num_test: int | None
@@ -142,11 +166,16 @@ class Verdict:
     @property
     def standing(self) -> str:
         """Outcome: "above" or "below" (significant), "alike" (not significant), or "open" (no verdict)."""
-        if self.half_width is None:
+        if self.p_value is None:
             return "open"
-        if abs(self.difference) <= self.half_width:
+        if self.p_value > SIGNIFICANCE or self.difference == 0.0:
             return "alike"
         return "above" if self.difference > 0 else "below"
+
+    def without_verdict(self, why: str) -> Verdict:
+        """Return the difference alone, with the reason why it is not judged."""
+        unjudged = replace(self, half_width=None, corrected_half_width=None, p_value=None, detectable=None)
+        return replace(unjudged, why_open=why)
 
     def sentence(self) -> str:
         """Return the whole finding as one or two sentences."""
@@ -162,25 +191,44 @@ class Verdict:
         points = 100.0 * self.difference
         side = "above" if points > 0 else "below"
         place = f"{abs(points):.2f} points {side}" if abs(points) >= 0.005 else "level with"
-        return f"{self.arm} is {place} {self.against}"
+        return f"{self.letter} is {place} {self.against_letter}"
+
+    def interval(self) -> str:
+        """Return the 95 % interval of the difference in points; empty where there is none."""
+        if self.half_width is None:
+            return ""
+        points, width = 100.0 * self.difference, 100.0 * self.half_width
+        return f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
 
     def judgement(self) -> str:
         """Return the second half of the sentence: whether the difference is significant, with its interval."""
-        if self.half_width is None or self.detectable is None:
+        if self.half_width is None or self.detectable is None or self.p_value is None:
             return "no verdict"  # the answer gives the reason
-        points, width, seen = (100.0 * value for value in (self.difference, self.half_width, self.detectable))
-        interval = f"95 % interval {points - width:+z.2f} to {points + width:+z.2f}"
+        corrected = f"; p {_shown_p(self.p_value)}, corrected for {self.family} differences" if self.family > 1 else ""
         if self.standing != "alike":
-            return f"significant ({interval})"
+            return f"significant ({self.interval()}{corrected})"
+        if abs(self.difference) > self.half_width:
+            return f"not significant after correction ({self.interval()} for this difference alone{corrected})"
         known = f"{self.seeds} seeds and {self.num_test:,} test items"
-        return f"not significant ({interval}; {known} do not reliably detect less than {seen:.2f} points)"
+        seen = 100.0 * self.detectable
+        return f"not significant ({self.interval()}; {known} do not reliably detect less than {seen:.2f} points)"
+
+
+def _shown_p(value: float) -> str:
+    """Format a p-value.
+
+    >>> _shown_p(0.0300), _shown_p(1e-9)
+    ('= 0.03', '< 0.001')
+    """
+    return f"= {value:.2g}" if value >= 0.001 else "< 0.001"
 
 
 def verdicts_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[Verdict]:
     """Return the verdicts of a comparison.
 
     These are every arm against the first, arms that use labels against each other where the first does not (or the
-    reverse), and tilted arms against their untilted controls.
+    reverse), and tilted arms against their untilted controls. All of them are one family: if no two arms differ, at
+    most 5 % of the comparisons have any significant difference (Holm's method).
 
     Args:
         arms: Arms of the comparison.
@@ -188,7 +236,15 @@ def verdicts_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> 
         metric: Name of the score that decides.
     """
     outcomes = [outcomes_of(of_arm, metric) for of_arm in results]
-    return [_verdict(arms, outcomes, *pair) for pair in _pairs(arms)]
+    pairs = list(_pairs(arms))
+    estimates = [difference_of(outcomes[i], outcomes[j]) for i, j, _ in pairs]
+    judged = [k for k, one in enumerate(estimates) if one is not None]
+    alone = [one.p_value for one in estimates if one is not None]
+    tests = dict(zip(judged, zip(holm(alone), holm_levels(alone), strict=True), strict=True))
+    return [
+        _verdict(arms, outcomes, pair, estimate, tests.get(k), len(judged))
+        for k, (pair, estimate) in enumerate(zip(pairs, estimates, strict=True))
+    ]
 
 
 def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
@@ -206,24 +262,37 @@ def _pairs(arms: list[Arm]) -> Iterator[tuple[int, int, str]]:
                 yield i, j, "temperature"
 
 
-def _verdict(arms: list[Arm], outcomes: list[Outcomes], i: int, j: int, kind: str) -> Verdict:
-    """Compare arm i with arm j."""
+def _verdict(
+    arms: list[Arm],
+    outcomes: list[Outcomes],
+    pair: tuple[int, int, str],
+    estimate: MeanEstimate | None,
+    test: tuple[float, float] | None,
+    family: int,
+) -> Verdict:
+    """Compare two arms; ``test`` has the corrected p-value and the level of the test."""
+    i, j, kind = pair
     one, other = outcomes[i], outcomes[j]
-    found, seeds = difference_of(one, other), len(one.accuracies)
+    seeds = len(one.accuracies)
     why_open = "the number of test items is not known"
     if seeds < LEAST_SEEDS:
         why_open = f"{seeds} seeds are fewer than {LEAST_SEEDS}"
     return Verdict(
         arm=arms[i].text,
         against=arms[j].text,
+        letter=letter_of(i),
+        against_letter=letter_of(j),
         kind=kind,
         difference=float((one.accuracies - other.accuracies).mean()),
-        half_width=found.half_width if found else None,
-        detectable=found.detectable if found else None,
+        half_width=estimate.half_width if estimate else None,
+        corrected_half_width=estimate.half_width_at(test[1]) if estimate and test else None,
+        p_value=test[0] if test else None,
+        family=family,
+        detectable=estimate.detectable if estimate else None,
         seeds=seeds,
         num_test=one.num_test,
         alike_at=_alike_at(arms[i]) if arms[i].has_untilted_twin_in(arms[j]) else "",
-        why_open="" if found else why_open,
+        why_open="" if estimate else why_open,
     )
 
 
@@ -234,29 +303,62 @@ def _alike_at(arm: Arm) -> str:
 
 
 def sentences(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the sentence of each verdict, and a note on multiple comparisons if there are several."""
-    judged = [one for one in verdicts if one.standing != "open"]
-    return [one.sentence() for one in verdicts] + ([together(len(judged))] if len(judged) > 1 else [])
+    """Return the sentence of each verdict, and a note on the correction if several differences are judged."""
+    judged = sum(one.standing != "open" for one in verdicts)
+    return [one.sentence() for one in verdicts] + ([correction_note(judged)] if judged > 1 else [])
 
 
-def together(differences: int) -> str:
-    """Return the note on multiple comparisons.
-
-    Each 95 % interval is for one difference; over several, the error rates add up at most (Bonferroni).
-    """
+def correction_note(differences: int) -> str:
+    """Return the note on multiple comparisons."""
     return (
-        f"Each of the {differences} differences is judged by itself: if all arms were equal, one or more would look "
-        f"significant in up to {chance_of_one(differences)} % of such comparisons."
+        f"The verdicts are corrected for the {differences} differences (Holm's method): if all arms were equal, at "
+        f"most {100 * SIGNIFICANCE:.0f} % of such comparisons would have any significant difference. Each interval is "
+        "for its difference alone."
     )
 
 
-def chance_of_one(differences: int) -> int:
-    """Return the highest chance, in percent, of at least one false finding among these differences.
+def data_name(data: str) -> str:
+    """Return a short name of a data set: without its kind, folder and fold.
 
-    >>> chance_of_one(3)
-    15
+    >>> data_name("npz:/data/birds.npz"), data_name("graphs:MUTAG@3/10")
+    ('birds.npz', 'MUTAG')
     """
-    return min(100, 5 * differences)
+    return PurePosixPath(re.sub(r"@\d+/\d+$", "", data.rpartition(":")[2])).name or data
+
+
+def headline(verdicts: Sequence[Verdict], data: str) -> str:
+    """Return the answer in one sentence: which choice of negatives is significantly better, and by how much.
+
+    Args:
+        verdicts: Verdicts of the comparison.
+        data: Name of the data.
+    """
+    if verdicts[0].standing == "open":
+        return f"No verdict on {data}: {verdicts[0].why_open}."
+    # If the first arm is the only one that uses labels (or does not), the others are compared with the first of them.
+    fair = [one for one in verdicts if one.kind == "first"] or [one for one in verdicts if one.kind == "peers"]
+    if not fair:
+        return f"No two choices of negatives can be compared on {data}: only one of them uses labels."
+    better, worse = ([one for one in fair if one.standing == side] for side in ("above", "below"))
+    if not better:
+        end = f"; {_letters(worse)} {_are(worse)} significantly worse than {fair[0].against_letter}" if worse else ""
+        return f"No choice of negatives is significantly better on {data}{end}."
+    gains = [f"{100 * one.difference:+.2f} points ({one.interval()})" for one in better]
+    against = f"{_are(better)} significantly better than {fair[0].against_letter}"
+    return f"{_letters(better)} {against} on {data}: {_listed(gains)}."
+
+
+def _letters(verdicts: Sequence[Verdict]) -> str:
+    return _listed([one.letter for one in verdicts])
+
+
+def _are(verdicts: Sequence[Verdict]) -> str:
+    return "is" if len(verdicts) == 1 else "are"
+
+
+def _listed(parts: list[str]) -> str:
+    """Join texts with commas and "and"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
@@ -273,23 +375,23 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
     """
     first, fair = verdicts[0], [one for one in verdicts if one.kind == "first"]
     apart = [one for one in verdicts if one.kind == "labels"]
-    if first.half_width is None:
+    if first.standing == "open":
         return [f"There is no verdict, as {first.why_open}."]
     known = f"{first.seeds} seeds and {first.num_test:,} test items"
-    lines = [f"Against {first.against}, in {measured}, with {known}:"] if fair else []
+    lines = [f"Against {first.against_letter}, in {measured}, with {known}:"] if fair else []
     for side, words in SIDES.items():
-        if named := [f"{one.arm} ({100 * one.difference:+z.2f} points)" for one in fair if one.standing == side]:
+        if named := [f"{one.letter} ({100 * one.difference:+z.2f} points)" for one in fair if one.standing == side]:
             lines.append(f"{words}: {', '.join(named)}.")
     better = {one.arm for one in fair if one.standing == "above"}
     lines += [
-        f"But {one.arm} is not significantly better than {one.against}, which has its effective temperature: "
+        f"But {one.letter} is not significantly better than {one.against_letter}, which has its effective temperature: "
         "lowering the temperature may have the same effect."
         for one in verdicts
         if one.kind == "temperature" and one.arm in better and one.standing != "above"
     ]
     if apart:
-        names = ", ".join(one.arm for one in apart)
-        lines.append(f"Reported separately, as only one of the two uses labels: {names} against {first.against}.")
+        pairs = f"{_letters(apart)} against {first.against_letter}"
+        lines.append(f"Reported separately, as only one of the two uses labels: {pairs}.")
     return lines
 
 
@@ -309,9 +411,9 @@ def temperature_notes(arms: list[Arm], *, tuned: bool = False) -> list[str]:
         "the temperature. Add one, or use --tune temperature=..."
     )
     return [
-        f"{arm.text} repels like temperature {arm.effective_temperature:.3g}"
+        f"{letter_of(number)} repels like temperature {arm.effective_temperature:.3g}"
         f"{' where its tilt is strongest' if arm.tilt_moves else ''}"
         f"{GRADIENT_CAVEAT * (not arm.tilt_detached)}; {missing}"
-        for arm in arms
+        for number, arm in enumerate(arms)
         if arm.beta > 0.0 and not any(arm.has_untilted_twin_in(other, at_any_temperature=tuned) for other in arms)
     ]

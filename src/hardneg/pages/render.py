@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -20,30 +22,40 @@ from markupsafe import Markup
 
 from hardneg.core.errors import FileError
 from hardneg.core.text import printable
-from hardneg.io.files import run_again, write_atomically
+from hardneg.io.files import run_again, without_nan, write_atomically
 from hardneg.io.outputs import is_sealed_page, sealed_page
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
-"""Content security policy: no scripts, no requests, no forms, and no base that redirects links."""
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; form-action 'none'; "
+    "base-uri 'none'"
+)
+"""Content security policy: no script but those of this package, no requests, no forms, and no base that redirects links."""
 
 
-def render(template: str, *, scripts: str = "", **values: Any) -> str:
+def render(template: str, *, own_script: str = "", **values: Any) -> str:
     """Return the page of a template, with the security policy and the style sheet.
 
     Args:
         template: File in ``pages/templates``.
-        scripts: Digests of the scripts that may run, as the policy writes them; none by default.
+        own_script: A script of the page beside page.js, which the template prints as ``own_script``.
         **values: Variables of the template; a missing one is an error.
     """
     found = _environment().get_template(template)
-    policy = f"{POLICY}; script-src {scripts}" if scripts else POLICY
-    return found.render(policy=Markup(policy), style=style(), **values)
+    digests = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in (script(), own_script) if each]
+    policy = Markup(POLICY.format(scripts=" ".join(f"'sha256-{each}'" for each in digests)))
+    return found.render(policy=policy, style=style(), script=script(), own_script=Markup(own_script), **values)
 
 
 @cache
 def style() -> Markup:
     """Return the style sheet."""
     return Markup((files("hardneg.pages") / "style.css").read_text("utf-8"))
+
+
+@cache
+def script() -> Markup:
+    """Return the script, which sorts tables."""
+    return Markup((files("hardneg.pages") / "page.js").read_text("utf-8"))
 
 
 @cache
@@ -89,6 +101,12 @@ def csv_link(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(head)
     writer.writerows([_cell(cell) for cell in row] for row in rows)
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.getvalue().encode("utf-8", "replace")).decode()
+
+
+def json_link(value: Any) -> str:
+    """Return a value as a data URI of JSON; numbers that are not finite are null."""
+    text = json.dumps(without_nan(value), indent=1)
+    return "data:application/json;base64," + base64.b64encode(text.encode()).decode()
 
 
 def _cell(value: Any) -> Any:

@@ -22,12 +22,12 @@ from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
 from hardneg.pages.charts.arms import Dots, Line, dot_plot, line_chart
 from hardneg.pages.charts.axes import Point
+from hardneg.pages.charts.differences import Difference, forest_plot
 from hardneg.pages.charts.similarities import Shares, histogram_chart
 from hardneg.pages.render import csv_link
 from hardneg.reporting.contents import (
     ABSENT,
     ArmRuns,
-    ContentsTable,
     PageContents,
     known,
     measure_in,
@@ -345,6 +345,26 @@ def _dots_of(arm: ArmRuns, page: PageContents) -> Dots:
     return Dots(f"{arm.letter}  {arm.text}", arm.text, arm.number, percents, 100.0 * sum(values) / len(values), wide)
 
 
+def forest_of(page: PageContents) -> Markup | None:
+    """Return the forest plot of the differences that a comparison has judged; None without any."""
+    by_name = {arm.text: arm for arm in page.arms}
+    rows = []
+    for one in page.facts.get("verdicts", []) if page.kind == "comparison" else []:
+        arm, against = by_name.get(one.get("arm")), by_name.get(one.get("against"))
+        value, half = one.get("difference"), one.get("half_width")
+        if arm is None or against is None or not known(value) or not known(half):
+            continue
+        wide = one.get("corrected_half_width", half)
+        label = f"{arm.letter} against {against.letter}"
+        figures = (100.0 * value, 100.0 * half, 100.0 * wide)
+        standing = one.get("standing", "alike")
+        rows.append(Difference(label, one.get("sentence", label), (arm.number, against.number), *figures, standing))
+    if not rows:
+        return None
+    measure = measure_in(page, page.metric)
+    return forest_plot(f"Differences in {measure}", rows, f"difference in {measure}, points", lambda v: f"{v:+z.2f}")
+
+
 def heads_of(page: PageContents) -> list[tuple[str, str]]:
     """Return the columns of the table, as (key, heading); they depend on the kind of page."""
     metric, unit = measure_in(page, page.metric), unit_of(page.metric)
@@ -361,17 +381,17 @@ def heads_of(page: PageContents) -> list[tuple[str, str]]:
     return heads
 
 
-def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], first: ArmRuns) -> list[Cell]:
+def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], page: PageContents) -> list[Cell]:
     """Return the cells of an arm, without its name.
 
     Args:
         arm: Arm of the row.
         heads: Columns of the table.
-        first: Reference arm; there is no verdict if only one of the two uses labels.
+        page: The page. Its first arm is the reference; there is no verdict if only one of the two uses labels.
     """
-    row = arm.row
+    row, first = arm.row, page.arms[0]
     half = row.get("half_width")
-    against, tag, kind = _against(row, first=arm is first)
+    against, tag, kind = _against(arm, page)
     if tag and arm.uses_labels != first.uses_labels:
         tag, kind = f"{'sees' if arm.uses_labels else 'without'} labels", "alike"
     runs = f"collapsed in {row.get('collapsed')} of {len(row.get('values', []))} runs"
@@ -390,15 +410,18 @@ def cells_of(arm: ArmRuns, heads: list[tuple[str, str]], first: ArmRuns) -> list
     return [Cell(key, label, texts[key], *tags.get(key, ("", ""))) for key, label in heads if key != "arm"]
 
 
-def _against(row: ContentsTable, *, first: bool) -> tuple[str, str, str]:
+def _against(arm: ArmRuns, page: PageContents) -> tuple[str, str, str]:
     """Return the difference from the first arm as text, with the tag for its significance and the kind of the tag."""
-    value, half = row.get("difference"), row.get("difference_half_width")
+    value, half = arm.row.get("difference"), arm.row.get("difference_half_width")
     if not known(value):
-        return ("" if first else ABSENT), "", ""
+        return ("" if arm is page.arms[0] else ABSENT), "", ""
     if not known(half):
         return signed(value), "no verdict", "alike"
-    side = "alike" if abs(value) <= half else "above" if value > 0 else "below"
-    return f"{signed(value)} ± {two_digits(100 * half)}", f"{'not ' * (side == 'alike')}significant", side
+    pair = (arm.text, page.arms[0].text)
+    found = [one for one in page.facts.get("verdicts", []) if (one.get("arm"), one.get("against")) == pair]
+    side = found[0].get("standing", "open") if found else "open"
+    tag = {"open": "no verdict", "alike": "not significant"}.get(side, "significant")
+    return f"{signed(value)} ± {two_digits(100 * half)}", tag, "alike" if side == "open" else side
 
 
 def table_csv(page: PageContents) -> str:

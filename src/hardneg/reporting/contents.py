@@ -88,7 +88,7 @@ class ArmRuns:
         """Return the cautions of the arm, by the results and warnings of its runs."""
         options = self.seeds[0].options if self.seeds else {}
         warned = [warning for one in self.seeds for warning in one.run.warned()]
-        return cautions(self.text, options, self.finished(), warned)
+        return cautions(self.letter or self.text, options, self.finished(), warned)
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the results of the finished runs."""
@@ -224,6 +224,15 @@ def measure_in(page: PageContents, name: str) -> str:
     """Return the name of a measure on the page; kNN with its k, if that is equal in all runs."""
     known_k = {result.get("k") for arm in page.arms for result in arm.finished()}
     return measure(name, known_k.pop() if len(known_k) == 1 else None)
+
+
+def class_name(label: int, names: tuple[str, ...]) -> str:
+    """Return the name of a class, or its number where the names are not known.
+
+    >>> class_name(1, ("cat", "dog")), class_name(1, ())
+    ('dog', '1')
+    """
+    return names[label] if 0 <= label < len(names) else str(label)
 
 
 def listed(parts: list[str]) -> str:

@@ -80,7 +80,8 @@ def pictures_of(page: PageContents) -> dict[str, Any]:
 
     Returns:
         "cards" with (anchor, strips), "sentences" on how many of the nearest are false negatives, "who" on the arms
-        that are shown, and "instead" with the sentence that replaces them if nothing can be shown.
+        that are shown, "classes" with the names of the classes, and "instead" with the sentence that replaces all that
+        if nothing can be shown.
     """
     arms = _arms_to_show(page)
     none = f"No {page.noun}s are shown: "
@@ -94,7 +95,13 @@ def pictures_of(page: PageContents) -> dict[str, Any]:
     except (ValueError, OSError, ImportError) as error:
         return {"instead": f"{none}{error}"}
     sentences = [] if data.labels is None else _sentences(shown, _chance(data.labels), evaluated_in(page), page.noun)
-    return {"instead": "", "cards": cards, "sentences": sentences, "who": _shown_arms(arms, page)}
+    return {
+        "instead": "",
+        "cards": cards,
+        "sentences": sentences,
+        "who": _shown_arms(arms, page),
+        "classes": data.classes,
+    }
 
 
 def _chance(labels: Tensor) -> float:

@@ -78,10 +78,14 @@ ROW = {
     "difference_half_width": NUMBER, "detectable": NUMBER, "effective_temperature": NUMBER, "false_negatives": NUMBER,
     "hardness": NUMBER, "clamped": NUMBER, "steps": WHOLE, "seconds": NUMBER, "collapsed": WHOLE,
 }  # fmt: skip
+VERDICT = {
+    "arm": TEXT, "against": TEXT, "sentence": TEXT, "kind": TEXT, "standing": TEXT, "difference": NUMBER,
+    "half_width": NUMBER, "corrected_half_width": NUMBER, "p_value": NUMBER,
+}  # fmt: skip
 COMPARISON = {
-    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "answer": [TEXT], "sentences": [TEXT],
+    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "headline": TEXT, "answer": [TEXT], "sentences": [TEXT],
     "notes": [TEXT], "cautions": [TEXT], "unlike": [TEXT], "threads": WHOLE,
-    "verdicts": [{"arm": TEXT, "against": TEXT, "sentence": TEXT, "kind": TEXT}],
+    "verdicts": [VERDICT],
     "tuned": {"*": NUMBER}, "tries": {"*": [(NUMBER, NUMBER)]},
     "comparison": {"seeds": WHOLE, "common": {"*": ANYTHING}, "tune": (TEXT, [NUMBER]), "arms": [TEXT]},
     **_machine,

@@ -16,20 +16,24 @@ from typing import Any
 
 from hardneg.comparing.cautions import decay_of
 from hardneg.comparing.request import why_no_accuracy
+from hardneg.comparing.verdict import data_name
 from hardneg.core.errors import ArgumentError
 from hardneg.io.outputs import is_sealed_page
-from hardneg.pages.render import render, write_page
+from hardneg.pages.render import json_link, render, write_page
 from hardneg.reporting.charts import (
     cells_of,
     curves_of,
     dots_of,
+    forest_of,
     heads_of,
     histograms_of,
     measures_of,
     table_csv,
     table_note,
 )
+from hardneg.reporting.classes import classes_of
 from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
+from hardneg.reporting.maps import maps_of
 from hardneg.reporting.pictures import pictures_of
 from hardneg.reporting.reading import read_all_contents
 from hardneg.training.evaluation.measures import MEASURES, unit_of
@@ -76,27 +80,33 @@ def report_page(page: PageContents, *, audited: bool = False) -> str:
         page: Contents of the page.
         audited: Link the page of an audit, audit.html.
     """
-    heads = heads_of(page)
+    heads, pictures = heads_of(page), pictures_of(page)
+    names = tuple(pictures.get("classes", ()))
     return render(
         "report.html",
         title=title_of(page),
+        headline=str(page.facts.get("headline", "")) if page.kind == "comparison" else "",
         page=page,
         split=evaluated_in(page),
         answer=answer_of(page),
         audited=audited,
         dots=dots_of(page),
+        forest=forest_of(page),
         differences=differences(page),
         notes=notes_of(page),
         asides={arm.number: aside_of(arm, page) for arm in page.arms},
         setting=setting_of(page),
         heads=heads,
-        rows=[(arm, cells_of(arm, heads, page.arms[0])) for arm in page.arms],
+        rows=[(arm, cells_of(arm, heads, page)) for arm in page.arms],
         csv=table_csv(page),
+        json=json_link(figures_of(page)),
         table_note=table_note(page),
         measures=measures_of(page),
         curves=curves_of(page),
         histograms=histograms_of(page),
-        pictures=pictures_of(page),
+        classes=classes_of(page, names),
+        maps=maps_of(page, names),
+        pictures=pictures,
         provenance=provenance_of(page),
     )
 
@@ -107,12 +117,28 @@ HELD_OUT = "The validation {0}s are training {0}s that were held out of training
 
 def title_of(page: PageContents) -> str:
     """Return the title of the page."""
-    data = Path(str(page.options.get("data", "this data")).rpartition(":")[2]).name
+    data = data_name(str(page.options.get("data", "this data")))
     if page.kind == "run":
         return f"One run of {page.facts.get('recipe', 'train')} on {data}"
     if page.kind == "several":
         return f"Runs on {data}, side by side" if "data" in page.options else "Runs side by side"
     return f"Which negatives are best for {data}?"
+
+
+def figures_of(page: PageContents) -> dict[str, Any]:
+    """Return all figures of the page, for its JSON: comparison.json, or the configuration and results of the runs."""
+    if page.kind == "comparison":
+        return page.facts
+    left_out = ("correct", "scores")  # packed answers to single items
+    runs = [
+        {
+            "folder": one.run.path.name,
+            "config": one.config,
+            "result": one.result and {name: value for name, value in one.result.items() if name not in left_out},
+        }
+        for one in page.runs
+    ]
+    return {"arms": [{"arm": arm.text, **arm.row} for arm in page.arms], "runs": runs}
 
 
 def answer_of(page: PageContents) -> list[str]:
@@ -136,14 +162,9 @@ def answer_of(page: PageContents) -> list[str]:
     return [f"On {page.noun}s that it was not trained on, {measure}: {figure}."]
 
 
-def differences(page: PageContents) -> list[tuple[list[ArmRuns], str]]:
-    """Return each sentence on a difference with the arms it is about; those about all arms come last."""
-    by_name = {arm.text: arm for arm in page.arms}
-    verdicts = page.facts.get("verdicts", []) if page.kind == "comparison" else []
-    judged = [one.get("sentence", "") for one in verdicts]
-    pairs = [[by_name[one[name]] for name in ("arm", "against") if one.get(name) in by_name] for one in verdicts]
-    every = page.facts.get("sentences", []) if page.kind == "comparison" else []
-    return [*zip(pairs, judged, strict=True), *(([], one) for one in every if one not in judged)]
+def differences(page: PageContents) -> list[str]:
+    """Return a sentence on each difference, and those about all of them."""
+    return list(page.facts.get("sentences", [])) if page.kind == "comparison" else []
 
 
 def notes_of(page: PageContents) -> list[tuple[str, list[str]]]:
