@@ -13,7 +13,7 @@ from hardneg.judging.design import Population
 from hardneg.judging.result import Judged, percent
 from hardneg.judging.statistics import most_allowed, upper_bound
 from hardneg.pages.charts.axes import Axis, grid, padded, shown, svg
-from hardneg.pages.charts.scatter import RootAxis
+from hardneg.pages.charts.similarities import RootAxis
 from hardneg.pages.render import csv_link, render
 
 _examples = 4
