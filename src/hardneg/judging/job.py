@@ -442,7 +442,7 @@ class Round:
         write_atomically(self.folder / "judgements.tsv", lambda file: file.write(judgements.encode()), run_again)
         write_json(
             self.folder / "judge.json",
-            {**result.to_dict(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
+            {**result.to_dict(), **self._facts(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
             run_again,
         )
         examples = examples_of(result, self.populations, self._texts)
@@ -450,6 +450,11 @@ class Round:
         rows = [Row(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
         if self.options.judge == FILE or self.options.confirm:
             write_sheet(self.folder, rows, "Pairs to judge")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the data and the mining behind the rates."""
+        sizes = {"queries": len(self.problem.queries), "documents": len(self.problem.corpus)}
+        return {**sizes, "k": self.mining.k, "draw": self.mining.draw, "similarity": self.mining.similarity}
 
     def _example(self, pair: Pair) -> str:
         """Return the text of a known positive of the query, as an example on the sheet."""
