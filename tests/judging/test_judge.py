@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.core.errors import ArgumentError
-from hardneg.judging.design import NOT_ASKED, Design, Population
+from hardneg.judging.asking import Asking, found_in_sample
+from hardneg.judging.design import FALSE, NOT_ASKED, TRUE, UNKNOWN, Design, Population
 
 RULES = ["BelowPositive(relative=0.4)", "BelowPositive(relative=0.1)", "Rank(0, 6)"]
 
@@ -153,6 +154,9 @@ def test_grades_above_a_limit_are_false_negatives() -> None:
         {"rules": ["Threshold(0.9999)"]},
         {"texts": (["a"], None)},
         {"confirm": 3},
+        {"num_mined": 20},
+        {"num_mined": -1},
+        {"num_mined": 51, "confirm": lambda pairs: [True] * len(pairs)},
     ],
 )
 def test_wrong_arguments_are_refused(change: dict[str, Any]) -> None:
@@ -193,6 +197,58 @@ def test_a_judge_that_is_too_poor_is_called_that() -> None:
     assert found.chosen is None
     assert all(high == 1.0 for _, _, high in found.rates.values())
     assert any("too poor" in line for line in found.sentences())
+
+
+def test_sensitivity_is_measured_on_mined_pairs() -> None:
+    """A judge that finds all known positives and misses most others: only a sample of mined pairs reveals it."""
+    world = World(600, 60, noise=1.2)
+    random = np.random.default_rng(0)
+    missed = random.random((600, 600)) < 0.6
+    people: list[tuple[int, int]] = []
+
+    def errs(pairs: list[tuple[int, int]]) -> list[bool]:
+        answers = zip(pairs, world.judge(pairs), strict=True)
+        return [answer and (world.positives[pair[0]] == pair[1] or not missed[pair]) for pair, answer in answers]
+
+    def confirm(pairs: list[tuple[int, int]]) -> list[bool]:
+        people.extend(pairs)
+        return world.judge(pairs)
+
+    rules = ["BelowPositive(relative=0.6)", "Rank(0, 6)"]
+    data = world.corpus, world.corpus, world.positives, rules, 4
+    naive = hn.judge(*data, errs, 600, confirm=confirm)
+    assert naive.sensitivity == (50, 50, pytest.approx(0.9161, abs=1e-4))
+    assert naive.measured_on == ""
+    assert naive.rates["Rank(0, 6)"][2] < world.rate("Rank(0, 6)", 4), "the bound misses"
+    people.clear()
+    found = hn.judge(*data, errs, 600, confirm=confirm, num_mined=150)
+    assert found.measured_on == "Rank(stop=6)"
+    assert len(people) == len(set(people)) == found.confirmations
+    hits, tried, low = found.sensitivity
+    relevant = [world.topic[query] == world.topic[document] for query, document in people[:150]]
+    assert tried == sum(relevant)
+    assert hits == sum(not missed[pair] for pair, yes in zip(people[:150], relevant, strict=True) if yes)
+    assert low < 0.4
+    for rule in rules:
+        assert found.rates[rule][1] <= world.rate(rule, 4) <= found.rates[rule][2]
+    truth = {(pair.query, pair.document): pair.false_negative for pair in found.pairs}
+    assert all(truth[pair] == bool(yes) for pair, yes in zip(people[:150], relevant, strict=True)), "people are right"
+    assert any("Rank(stop=6)" in line and "assume" in line for line in found.sentences())
+    one = hn.judge(*data, errs, 600, confirm=confirm, num_mined=1, seed=3)
+    assert one.sensitivity[1] <= 1
+    assert one.chosen is None
+
+
+def test_what_people_cannot_tell_counts_against_the_judge() -> None:
+    assert found_in_sample([True, True, False, False], [True, False, True, False]) == (1, 2)
+    assert found_in_sample([True, False], [None, None]) == (0, 1)
+    design = Design([population("a", [(0, 1), (0, 2), (1, 1), (1, 2)], 0.1)], 0.05, 0.95, 0)
+    asking = Asking(design, 0.0)
+    cases = [(1.0, 1.0, FALSE), (1.0, None, UNKNOWN), (0.0, 1.0, TRUE), (None, None, UNKNOWN)]
+    for question, (grade, person, value) in enumerate(cases):
+        asking.put_checked(question, grade, person, 0.0)
+        assert design.value[question] == value
+    assert asking.missed == {2}
 
 
 def population(name: str, pairs: list[tuple[int, int]], similarity: float) -> Population:

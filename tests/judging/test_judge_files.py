@@ -25,6 +25,7 @@ from hardneg.judging import job
 from hardneg.judging.folder import AnswerLog
 from hardneg.judging.judges import calibrated
 from hardneg.judging.options import JudgeOptions
+from hardneg.mining.inputs import quiet
 from hardneg.mining.judgements import read_grades
 from hardneg.mining.options import MineOptions
 from judging.conftest import MakeOptions, answers
@@ -310,6 +311,50 @@ def test_people_confirm_what_a_judge_flags(options: MakeOptions, tmp_path: Path)
     assert all(low <= exact.rates[rule][0] <= high for rule, (_, low, high) in outcome.result.rates.items())
 
 
+def test_people_judge_a_sample_of_mined_pairs_first(
+    options: MakeOptions, tmp_path: Path, texts: dict[str, str]
+) -> None:
+    """The judge misses answers of exactly three words, which people find in the sample. It is asked first."""
+    script = tmp_path / "strict.py"
+    script.write_text("def judge(pairs):\n    return [len(set(q.split()) & set(d.split())) >= 4 for q, d in pairs]\n")
+    change: dict[str, Any] = {"judge": f"{script}:judge", "confirm": True, "num_mined": 60, "false_negatives": 0.3}
+    outcome = job.run(options(**change))
+    assert outcome.waiting == 60
+    assert outcome.result.spent == 60
+    assert outcome.result.chosen is None
+    assert all(pair.false_negative is not True for pair in outcome.result.pairs), "nothing is confirmed"
+    with pytest.raises(DataChanged):
+        job.run(options(**change | {"num_mined": 70}))
+    sample = fill_in(tmp_path / "judged" / "sheet.csv", tmp_path / "answers.csv")
+    assert sample == 60
+    asked = [(row["query-id"], row["corpus-id"]) for row in csv.DictReader((tmp_path / "answers.csv").open())]
+    for _ in range(6):
+        outcome = job.run(options(**change, answers=(str(tmp_path / "answers.csv"),)))
+        if not outcome.waiting:
+            break
+        fill_in(tmp_path / "judged" / "sheet.csv", tmp_path / "answers.csv")
+    assert outcome.waiting == 0
+    found, tried, _ = outcome.result.sensitivity
+    words = {pair: len(set(texts[pair[0]].split()) & set(texts[pair[1]].split())) for pair in asked}
+    assert tried == sum(number >= 3 for number in words.values())
+    assert found == sum(number >= 4 for number in words.values())
+    assert 0 < found < tried
+    scores = table(tmp_path / "judged")
+    assert all(int(scores[pair]) == (number >= 3) for pair, number in words.items()), "what people found is kept"
+    figures = json.loads((tmp_path / "judged" / "judge.json").read_text())
+    assert figures["sensitivity_measured_on"] == "Rank(stop=8)"
+    assert figures["confirmations"] >= 60
+    exact = job.run(options({"out": str(tmp_path / "exact")}, judge=FUNCTION, budget=10**6)).result
+    assert all(low <= exact.rates[rule][0] <= high for rule, (_, low, high) in outcome.result.rates.items())
+
+
+def test_a_threshold_is_fitted_to_other_positives_than_the_sensitivity(options: MakeOptions, tmp_path: Path) -> None:
+    given = options(judge="cross-encoder:mine", confirm=True, num_known=30)
+    one = job.Round(given, given.mine_options(), tmp_path, quiet, print)
+    assert len(one._positives(0)) == len(one._positives(1)) == 30
+    assert not set(one._positives(0)) & set(one._positives(1))
+
+
 def test_scores_are_calibrated_on_answers_of_people(
     options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +378,8 @@ def test_scores_are_calibrated_on_answers_of_people(
         {"judge": "me"},
         {"judge": "llm"},
         {"confirm": True},
+        {"num_mined": 10},
+        {"num_mined": 200, "confirm": True, "judge": FUNCTION},
         {"false_negatives": 1.0},
         {"confidence": 0.0},
         {"budget": 0},

@@ -18,6 +18,7 @@ from hardneg.auditing.audited_pairs import AuditedPairs
 from hardneg.auditing.batches import with_batches
 from hardneg.auditing.files import as_audit_errors, audit_files
 from hardneg.auditing.findings import find_problems_in_rows
+from hardneg.auditing.judged import with_judged
 from hardneg.auditing.options import AuditOptions, Settings
 from hardneg.auditing.prepare import make_audited_pairs
 from hardneg.auditing.result import Audit
@@ -47,6 +48,7 @@ def audit(
     labels: Tag | None = None,
     groups: Tag | None = None,
     mined: Mined | Annotated[Tensor, "q k"] | str | Path | None = None,
+    judged: Any = None,
     batches: str | Plan | Sequence[str | Plan] = (),
     batch_size: int = 256,
     model: Any = None,
@@ -82,6 +84,8 @@ def audit(
         groups: Groups of the anchors [a]; a candidate of the anchor's group is a false negative.
         mined: Negatives of each query, as ``mine`` returns them or as ids [q, k]; or the path of a mined file, which
             then needs no embeddings (see docs/guides/audit.md).
+        judged: Result of ``hn.judge`` on the same data, or the folder of `hardneg judge`: each judged rule has a row
+            with its estimated rate and bounds.
         batches: Planners of batches to measure, as text (``"proximity()"``) or plans; needs embeddings without a
             corpus. See ``hardneg.auditing.audit_batches``.
         batch_size: Number of items per batch.
@@ -134,7 +138,7 @@ def audit(
         texts = tuple(rule.name for rule in rules)
         folder = None if cache is None else str(cache)
         options = AuditOptions(str(mined), texts, settings, model=model, encoder=encoder, cache=folder)
-        return audit_files(options, progress=progress)
+        return with_judged(audit_files(options, progress=progress), judged)
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")
     with as_audit_errors(), torch.no_grad():
@@ -153,6 +157,7 @@ def audit(
         listed = None if mined is None else listed_rows(audited, mined)
         found = audit_pairs(audited, rules, settings, listed=listed, progress=progress)
         found = with_batches(found, audited, planners, batch_size)
+        found = with_judged(found, judged)
         return found if listed is None else replace(found, mined=find_problems_in_rows(audited, listed))
 
 

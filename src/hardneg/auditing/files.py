@@ -34,6 +34,7 @@ from hardneg.auditing.inputs import (
     rows_by_name,
     split_of_run,
 )
+from hardneg.auditing.judged import with_judged
 from hardneg.auditing.options import AuditOptions as AuditOptions
 from hardneg.auditing.options import check_unused
 from hardneg.auditing.prepare import make_audited_pairs
@@ -92,6 +93,7 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
             audited = load_audited_pairs(options, kind)
             found = audit_pairs(audited, given_rules(options.negatives), options.settings, progress=progress)
             found = with_batches(found, audited, options.batches, options.batch_size)
+        found = with_judged(found, options.judged)
     return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
 
 

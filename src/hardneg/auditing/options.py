@@ -20,7 +20,7 @@ PANELS = (KNOWN, MINED, RULES, LOOK)
 """The panels of the help."""
 
 # The options that each kind of input reads, for check_unused.
-_always = {"input", "negatives", "settings", "columns", "similarity", "imports", "batches", "batch_size"}
+_always = {"input", "negatives", "settings", "columns", "similarity", "imports", "batches", "batch_size", "judged"}
 _judged = {"judgements", "held_out_judgements"}
 _judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
@@ -105,6 +105,9 @@ class AuditOptions:
     held_out_judgements: str | None = option(
         None, "Judgements not used in mining; they give the false-negative rate.", KNOWN
     )
+    judged: str | None = option(
+        None, "Folder of hardneg judge on the same data: adds its rules, with their bounds.", KNOWN
+    )
     queries: str | None = option(None, "Table with the ids (and texts) of the queries.", MINED)
     query_embeddings: str | None = option(None, "Embeddings of the queries of a mined file.", MINED)
     corpus: str | None = option(None, "Table with the ids (and texts) of the documents.", MINED)
@@ -151,7 +154,10 @@ class AuditOptions:
         )  # fmt: skip
         given = [getattr(self, name) for name in names] + [self.positives if self.positives != "label" else None]
         run = Path(self.input) / "embeddings.npz"
-        return [run if run.exists() else Path(self.input), *(Path(path) for path in given if path is not None)]
+        folder = Path(self.judged or "")
+        judged = [] if self.judged is None else [folder / "judge.json" if folder.is_dir() else folder]
+        paths = [*judged, *(Path(path) for path in given if path is not None)]
+        return [run if run.exists() else Path(self.input), *paths]
 
     @property
     def has_corpus(self) -> bool:

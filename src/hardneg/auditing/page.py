@@ -19,6 +19,7 @@ from hardneg.auditing.terminal import (
     COLUMNS,
     count,
     false_and_judged,
+    false_share,
     findings,
     number,
     percent,
@@ -142,13 +143,14 @@ def _spots(audit: Audit) -> list[Spot]:
         Spot(
             i,
             row.expression,
-            f"{row.expression}: similarity {number(row.similarity)}, {percent(row.false_negatives)} false",
+            f"{row.expression}: similarity {number(row.similarity)}, {false_share(row)} false",
             row.similarity,
             row.false_negatives,
             0.0 if math.isnan(row.false_negatives_error) else row.false_negatives_error,
             _colour(row),
             row.on_frontier,
             row.kind in ("given", "mined"),
+            row.bounds,
         )
         for i, row in enumerate(audit.rows, 1)
         if row.is_rate and not math.isnan(row.similarity) and not math.isnan(row.false_negatives)

@@ -42,7 +42,7 @@ class RuleFigures:
 
     expression: str
     kind: str
-    """``"given"``, ``"default"``, ``"suggested"`` or ``"mined"``."""
+    """``"given"``, ``"default"``, ``"suggested"``, ``"mined"`` or ``"judged"``."""
     similarity: float
     """Mean similarity of the negatives under q (the rule's distribution): the hardness."""
     similarity_error: float
@@ -77,6 +77,8 @@ class RuleFigures:
     """Whether no other rule has negatives as similar with fewer false ones."""
     judged_share: float = math.nan
     """Mean share of q on candidates that are judged to be false or not; NaN if nothing is judged."""
+    bounds: tuple[float, float] | None = None
+    """Bounds of ``false_negatives`` of a judged rule, from `hardneg judge`."""
 
     @property
     def is_rate(self) -> bool:
@@ -239,7 +241,7 @@ class Audit:
     ``table`` shows it as text, ``write_html`` as a page, ``to_dict`` and ``write_json`` as data.
 
     Attributes:
-        rows: The figures of each rule: mined, given, default and suggested ones.
+        rows: The figures of each rule: mined, given, default, suggested and judged ones.
         suggestions: One for each family, empty unless ``wanted_false_negatives`` was given.
         num_anchors: Number of anchors measured.
         num_anchors_in_all: Number of anchors that could have been measured.

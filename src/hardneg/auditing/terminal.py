@@ -51,6 +51,8 @@ def false_share(row: RuleFigures) -> str:
     if row.judged_share == 0.0:
         return "unknown"
     share = with_error(row.false_negatives, row.false_negatives_error)
+    if row.bounds is not None:
+        return f"{share}, {percent(row.bounds[0])} to {percent(row.bounds[1])}"
     if row.is_rate or math.isnan(row.false_negatives):
         return share
     return f"at least {share}" if row.false_negatives else "at least 0 %"

@@ -8,7 +8,7 @@ pair that the first one flags: then the bounds allow for false negatives that th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hardneg.core.errors import ArgumentError
-from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, Rows
+from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, Rows, Sensitivity
 
 Pair = tuple[int, int]
 Judge = Callable[[list[Pair]], Iterable[Any]]
@@ -69,6 +69,8 @@ class Asking:
         grades: Grade of each question; None where the judge had no answer.
         free: Questions whose answers cost nothing, because they were known before.
         keep: Called with each new answer.
+        missed: False negatives that the judge did not flag and people found. They are results, but the tests count
+            only what the judge finds, and divide by its sensitivity.
     """
 
     design: Design
@@ -76,6 +78,7 @@ class Asking:
     grades: dict[int, Grade] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)
     keep: Keep = lambda pair, grade: None
+    missed: set[int] = field(default_factory=set)
 
     @property
     def spent(self) -> int:
@@ -100,11 +103,11 @@ class Asking:
     @cached_property
     def number_of(self) -> dict[Pair, int]:
         """Number of the question about a pair of rows; pairs of the same texts are one question."""
-        return {pair: question for question, pair in enumerate(self._pairs(np.arange(len(self.design.value))))}
+        return {pair: question for question, pair in enumerate(self.pairs(np.arange(len(self.design.value))))}
 
     def next(self, budget: int) -> list[Pair]:
         """Return the pairs to judge next."""
-        return self._pairs(self.design.ask(budget, self.spent))
+        return self.pairs(self.design.ask(budget, self.spent))
 
     def ask(self, judge: Judge, budget: int, progress: Callable[[int], None] = lambda done: None) -> None:
         """Ask the judge until everything is decided or the budget is used.
@@ -118,13 +121,52 @@ class Asking:
             ArgumentError: If the judge returns another number of answers, or other values.
         """
         while len(questions := self.design.ask(budget, self.spent)):
-            pairs = self._pairs(questions)
+            pairs = self.pairs(questions)
             for question, pair, grade in zip(questions.tolist(), pairs, answers_of(judge, pairs), strict=True):
                 self.keep(pair, grade)
                 self.put(question, grade)
                 progress(1)
 
-    def _pairs(self, questions: Rows) -> list[Pair]:
+    def put_checked(self, question: int, grade: Grade, by_person: Grade, above_of_people: float) -> None:
+        """Store the answers of a judge that errs and of a person to the same pair, whatever the judge says.
+
+        Args:
+            question: Number of the question.
+            grade: The judge's answer.
+            by_person: The person's answer; None if there is no usable one.
+            above_of_people: Grade of a person above which a pair is a false negative.
+        """
+        relevant = None if by_person is None else by_person > above_of_people
+        if self.flags(grade) or (grade is None and by_person is None):
+            self.put(question, by_person, relevant)
+            return
+        self.put(question, grade if by_person is None else by_person, False)
+        if relevant:
+            self.missed.add(question)
+
+    def sensitivity(
+        self, sample: Rows, grades: Mapping[int, Grade], people: Mapping[int, Grade], above_of_people: float
+    ) -> Sensitivity:
+        """Return the sensitivity of the judge on a sample of the hardest rule that people have answered.
+
+        Args:
+            sample: Questions of the sample, as ``Design.sample`` returns them.
+            grades: The judge's answer to each question.
+            people: The answer of people to each question.
+            above_of_people: Grade of a person above which a pair is a false negative.
+        """
+        flags = [self.flags(grades[question]) for question in sample.tolist()]
+        answers = [people[question] for question in sample.tolist()]
+        relevant = [None if answer is None else answer > above_of_people for answer in answers]
+        rule = self.design.populations[-1].name
+        return Sensitivity.of(*found_in_sample(flags, relevant), self.design.error, rule)
+
+    def flags(self, grade: Grade) -> bool:
+        """Whether an answer of the judge calls a pair a false negative."""
+        return grade is not None and grade > self.above
+
+    def pairs(self, questions: Rows) -> list[Pair]:
+        """Return the pair of rows of each question."""
         queries, documents = self.design.query[questions], self.design.document[questions]
         return list(zip(queries.tolist(), documents.tolist(), strict=True))
 
@@ -164,3 +206,22 @@ def found_among(judge: Judge, positives: Sequence[Pair], above: float) -> tuple[
     grades = list(answers_of(judge, list(positives)))
     # A question without an answer is a false negative that would not have been flagged.
     return sum(grade is not None and grade > above for grade in grades), len(grades)
+
+
+def found_in_sample(flags: Sequence[bool], relevant: Sequence[bool | None]) -> tuple[int, int]:
+    """Return how many relevant pairs of a random sample a judge flags, and how many relevant ones there are.
+
+    Where people could not tell, the worse case for the judge counts: a pair that it flags is left out, any other is a
+    relevant one that it missed.
+
+    Args:
+        flags: Whether the judge flags each pair.
+        relevant: The answers of people.
+
+    Example:
+        >>> found_in_sample([True, False, True, False], [True, True, None, None])
+        (1, 3)
+    """
+    both = list(zip(flags, relevant, strict=True))
+    found = sum(flag and answer is True for flag, answer in both)
+    return found, found + sum(not flag and answer is not False for flag, answer in both)

@@ -74,16 +74,18 @@ class Sensitivity:
         found: Known relevant pairs that the judge flags.
         tried: Known relevant pairs that it was asked.
         low: Lower bound of its sensitivity, with a quarter of the error.
+        rule: Expression of the rule from whose pairs people drew the relevant ones; empty for known positives.
     """
 
     found: int
     tried: int
     low: float
+    rule: str = ""
 
     @classmethod
-    def of(cls, found: int, tried: int, error: float) -> Sensitivity:
+    def of(cls, found: int, tried: int, error: float, rule: str = "") -> Sensitivity:
         """Return the sensitivity with its lower bound, which takes a quarter of the error."""
-        return cls(found, tried, exact_lower(found, tried, error / 4))
+        return cls(found, tried, exact_lower(found, tried, error / 4), rule)
 
     @property
     def estimate(self) -> float:
@@ -136,6 +138,7 @@ class Design:
         sensitivity: Sensitivity of a judge that errs and whose flags a person confirms; None trusts every answer.
 
     Attributes:
+        sensitivity: The same; it may be set until questions are asked.
         populations: The populations, easiest rule first.
         query: Row of the query of each question [m].
         document: Row of the document of each question [m].
@@ -154,7 +157,8 @@ class Design:
         sensitivity: Sensitivity | None = None,
     ) -> None:
         self.populations = sorted(populations, key=lambda one: (one.similarity, one.name))
-        self.level, self.error, self.seed, self.sensitivity = level, 1.0 - confidence, seed, sensitivity
+        self.level, self.error, self.seed = level, 1.0 - confidence, seed
+        self._sensitivity = sensitivity
         query, document = (
             np.concatenate([getattr(one, name) for one in self.populations]) for name in ("query", "document")
         )
@@ -170,6 +174,18 @@ class Design:
         """Questions of each rule in the order of its judging; slots of the same texts repeat a question."""
         for one, mine in zip(self.populations, np.split(question, ends), strict=True):
             self.orders.append(mine[_order(one, seed, identities)])
+
+    @property
+    def sensitivity(self) -> Sensitivity | None:
+        """Sensitivity of the judge; None if every answer is trusted."""
+        return self._sensitivity
+
+    @sensitivity.setter
+    def sensitivity(self, value: Sensitivity | None) -> None:
+        self._sensitivity = value
+        for name in ("error_of_tests", "allowed", "_certified_after"):
+            self.__dict__.pop(name, None)
+        self._certificates.clear()
 
     @cached_property
     def error_of_tests(self) -> float:
@@ -223,6 +239,13 @@ class Design:
                 return wanted
             return self._in_turn()[:left]  # giving up early keeps every certificate valid
         return open_questions[:0]
+
+    def sample(self, number: int) -> Rows:
+        """Return the questions of a simple random sample of the slots of the hardest rule, where repeats may occur.
+
+        It is the beginning of the rule's order. Its size must not depend on answers.
+        """
+        return self.orders[-1][:number]
 
     def certified(self, rule: int) -> bool:
         """Return whether the answers certify a rule, by its number in ``populations``."""

@@ -11,7 +11,7 @@ import torch
 from hardneg.core.errors import argument_error, check_callable, check_count, check_range, check_seed
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import Keys
-from hardneg.judging.asking import Asking, Judge, Pair, confirmed, found_among
+from hardneg.judging.asking import Asking, Judge, Pair, answers_of, confirmed, found_among
 from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
 from hardneg.judging.result import Judged, judged_of
 from hardneg.judging.rules import DEFAULT, population_of, read_rules
@@ -41,6 +41,7 @@ def judge(
     above: float = 0.0,
     confirm: Judge | None = None,
     num_known: int = NUM_KNOWN,
+    num_mined: int = 0,
     texts: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
     draw: str = "top",
     temperature: float = 1.0,
@@ -70,6 +71,8 @@ def judge(
         confirm: A second judge, usually a person, who is asked about each pair that ``judge`` flags. The bounds then
             allow for false negatives that ``judge`` misses, by its sensitivity on known positives.
         num_known: Known positives that ``judge`` is asked about if there is a ``confirm``.
+        num_mined: Pairs of the hardest rule that both ``judge`` and ``confirm`` are asked about first; the sensitivity
+            is then measured on the false negatives among them instead of on known positives.
         texts: Texts of queries and of documents; pairs of the same texts share an answer.
         draw: How each rule draws its negatives, as in ``mine``.
         temperature: Temperature of tilts, as in ``mine``.
@@ -99,6 +102,11 @@ def judge(
         check_callable("judge", "confirm", confirm, "a function of pairs as confirm")
     budget, k, seed = check_count("judge", "budget", budget), check_count("judge", "k", k), check_seed("judge", seed)
     num_known = check_count("judge", "num_known", num_known)
+    num_mined = check_count("judge", "num_mined", num_mined, least=0)
+    if num_mined and confirm is None:
+        raise argument_error("judge", "confirm, which is asked about mined pairs too", "num_mined", num_mined)
+    if num_mined > budget:
+        raise argument_error("judge", f"at most the budget of {budget}", "num_mined", num_mined)
     check_promise(level, confidence)
     wanted = read_rules(rules)
     corpus = corpus if isinstance(corpus, Keys) else Keys(corpus)
@@ -114,17 +122,31 @@ def judge(
         warn_of_missing_positives(known, negatives)
         populations.append(population_of(given, negatives, miner.joined(miner.mined())))
     assert known is not None
-    sensitivity, confirmations = None, [0]
-    first = judge
-    if confirm is not None:
-        pairs = some_positives(known, num_known, seed)
-        sensitivity = Sensitivity.of(*found_among(judge, pairs, above), 1 - confidence)
-        first = confirmed(judge, confirm, above, lambda n: confirmations.__setitem__(0, confirmations[0] + n))
     identities = _identities(queries, len(queries)), _identities(corpus, len(corpus))
-    design = Design(populations, level, confidence, seed, *keys, identities, sensitivity)
-    asking = Asking(design, above)
+    asking = Asking(Design(populations, level, confidence, seed, *keys, identities), above)
+    first, confirmations = judge, [0]
+    if confirm is not None:
+        if num_mined:
+            asking.design.sensitivity = _checked(asking, judge, confirm, num_mined)
+            confirmations[0] = len(asking.grades)
+        else:
+            pairs = some_positives(known, num_known, seed)
+            asking.design.sensitivity = Sensitivity.of(*found_among(judge, pairs, above), 1 - confidence)
+        first = confirmed(judge, confirm, above, lambda n: confirmations.__setitem__(0, confirmations[0] + n))
     asking.ask(first, budget)
-    return judged_of(design, asking.grades, confidence, asking.spent, budget, confirmations[0])
+    return judged_of(asking, confidence, budget, confirmations[0])
+
+
+def _checked(asking: Asking, judge: Judge, confirm: Judge, number: int) -> Sensitivity:
+    """Have both judges answer a sample of the hardest rule, and return the sensitivity of the first one."""
+    design = asking.design
+    sample = design.sample(number)
+    questions = list(dict.fromkeys(sample.tolist()))
+    pairs = asking.pairs(np.array(questions))
+    grades, people = (dict(zip(questions, answers_of(one, pairs), strict=True)) for one in (judge, confirm))
+    for question in questions:
+        asking.put_checked(question, grades[question], people[question], asking.above)
+    return asking.sensitivity(sample, grades, people, asking.above)
 
 
 def check_promise(level: float, confidence: float) -> None:

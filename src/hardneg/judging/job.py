@@ -122,6 +122,10 @@ class Round:
         folder: The folder.
         progress: Called at the start of each stage.
         say: Called with lines to show.
+        records: The stored answers.
+        ignored: Answers for pairs that were not asked.
+        sample: Questions that people answer whatever the judge says.
+        estimated: Whether the use of an LLM has been announced.
     """
 
     options: JudgeOptions
@@ -131,6 +135,8 @@ class Round:
     say: Say
     records: list[dict[str, Any]] = field(default_factory=list)
     ignored: int = 0
+    sample: set[int] = field(default_factory=set)
+    estimated: bool = False
 
     def run(self) -> Outcome:
         """Read what there is, ask, and write what is known."""
@@ -141,26 +147,26 @@ class Round:
         votes = votes_of(self._of_kind("person"), self._above_of_people())
         if judge is not None:
             self._calibrate(judge, votes)
-        sensitivity = self._sensitivity(judge, name)
-        design = Design(
-            self.populations,
-            self.options.false_negatives,
-            self.options.confidence,
-            self.mining.seed,
-            *self._keys(),
-            self._identities(),
-            sensitivity,
-        )
+        promise = self.options.false_negatives, self.options.confidence
+        design = Design(self.populations, *promise, self.mining.seed, *self._keys(), self._identities())
         asking = Asking(design, self._above())
+        pending: list[Pair] = []
+        if judge is not None and self.options.num_mined:
+            design.sensitivity, pending = self._checked(asking, judge, name, votes)
+        elif judge is not None and self.options.confirm:
+            design.sensitivity = self._sensitivity(judge, name)
         self._put_known(asking, votes)
-        pending = self._ask(asking, judge, name, votes) if judge is not None else asking.next(self.options.budget)
-        if judge is None and self.options.sheet:
+        if judge is None:
+            pending = asking.next(self.options.budget)
+        elif pending:  # the sensitivity is needed first, to know what else to ask
+            self._put_unconfirmed(asking, votes)
+        else:
+            pending = self._ask(asking, judge, name, votes)
+        if self.options.sheet:
             pending = pending[: self.options.sheet]
-        confirmations = len(self._of_kind("person")) if self.options.confirm else 0
-        result = judged_of(
-            design, {q: g for q, g in asking.grades.items() if g is not None}, self.options.confidence, asking.spent,
-            self.options.budget, confirmations,
-        )  # fmt: skip
+        people = {(one["query"], one["document"]) for one in self._of_kind("person")}
+        confirmations = len(people) if self.options.confirm else 0
+        result = judged_of(asking, self.options.confidence, self.options.budget, confirmations)
         self._write(result, pending, votes)
         return Outcome(result, self.folder, len(pending), self.ignored, votes.people(), votes.kappa())
 
@@ -275,6 +281,12 @@ class Round:
                 "judge": judge,
                 "above": self.options.threshold,
                 "confirm": self.options.confirm,
+                # A sample that grows until the result pleases would not be random.
+                **(
+                    {"num_known": self.options.num_known, "num_mined": self.options.num_mined}
+                    if self.options.confirm
+                    else {}
+                ),
             },
         }
         check_state(self.folder, wanted, begun=bool(self.records))
@@ -322,11 +334,13 @@ class Round:
                 self._put_votes(asking, ids, votes)
             return
         for record in self._of_kind("judge"):
-            question = asking.number_of.get(self._row(record))
-            if question is not None:
+            question, ids = asking.number_of.get(self._row(record)), (record["query"], record["document"])
+            if question in self.sample and ids in votes.of:
+                asking.put_checked(question, record["grade"], votes.grade(ids), votes.above)
+            elif question is not None:
                 asking.put(question, record["grade"])
                 if self._is_flagged(record, asking.above):
-                    self._put_votes(asking, (record["query"], record["document"]), votes)
+                    self._put_votes(asking, ids, votes)
 
     def _put_votes(self, asking: Asking, ids: tuple[str, str], votes: Votes) -> None:
         """Put in the answers of people to a pair; none yet means unknown."""
@@ -352,20 +366,28 @@ class Round:
         for pair in self._to_confirm(asking, votes):
             asking.put(asking.number_of[pair], None, False)
         first = asking.next(self.options.budget)
-        if isinstance(judge, LLMJudge):
-            self._check_cost(judge, first, self.options.budget - asking.spent)
+        self._check_cost(judge, first, self.options.budget - asking.spent)
         if first and not self.options.confirm:
             self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
 
         def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
-            for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
-                self._keep("judge", self._ids(pair), grade, name)
+            for grade in self._answers("judge", judge, name, pairs):
                 yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
 
         try:
             asking.ask(of_pairs, self.options.budget, self.progress("judging", self.options.budget - asking.spent))
         except OverCap as error:  # what is known is still written
             self.say(str(error))
+        return self._put_unconfirmed(asking, votes)
+
+    def _answers(self, kind: str, judge: OfTexts, name: str, pairs: list[Pair]) -> Iterator[Grade]:
+        """Yield the judge's answers, each stored on the disk before."""
+        for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
+            self._keep(kind, self._ids(pair), grade, name)
+            yield grade
+
+    def _put_unconfirmed(self, asking: Asking, votes: Votes) -> list[Pair]:
+        """Return the pairs whose flags a person has yet to confirm, which are unknown until then."""
         pending = self._to_confirm(asking, votes)
         for pair in pending:
             asking.put(asking.number_of[pair], None)
@@ -380,10 +402,11 @@ class Round:
         )
         return [pair for pair in flagged if pair in asking.number_of]
 
-    def _check_cost(self, judge: LLMJudge, first: list[Pair], requests: int) -> None:
-        """Say what an LLM is expected to use, and raise if that exceeds a cap."""
-        if not first:
+    def _check_cost(self, judge: OfTexts, first: list[Pair], requests: int) -> None:
+        """Say once what an LLM is expected to use, and raise if that exceeds a cap."""
+        if not first or self.estimated or not isinstance(judge, LLMJudge):
             return
+        self.estimated = True
         estimate: Estimate = judge.estimate([self._texts(pair) for pair in first], requests)
         cost = (
             f", a cost of about {estimate.cost:.3g}"
@@ -405,36 +428,53 @@ class Round:
             for query, document in votes.of
         ]
         known = [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
-        known += [(pair, True) for pair in self._positives()]
+        known += [(pair, True) for pair in self._positives(1)]
         scores = [float(one) for one in judge([self._texts(pair) for pair, _ in known])]
         above = calibrated(scores, [relevant for _, relevant in known])
         self._keep("threshold", ("", ""), above, self.options.judge)
         self.say(f"Scores above {above:.4g} count as false negatives, from {len(known)} pairs with known answers.")
 
-    def _positives(self) -> list[Pair]:
-        """Return some known positives."""
+    def _positives(self, part: int = 0) -> list[Pair]:
+        """Return some known positives.
+
+        Args:
+            part: 0 for those that measure the sensitivity, 1 for those that fit a threshold. If both are needed they
+                are different pairs, since a threshold fits its own pairs too well.
+        """
         lists = self.problem.positives
         query = torch.tensor([number for number, own in enumerate(lists) for _ in own])
         rows = torch.tensor([row for own in lists for row in own])
-        return some_positives(as_pairs(query, rows, len(lists)), self.options.num_known, self.mining.seed)
+        number = self.options.num_known
+        if not self.options.confirm or self.options.threshold is not None:
+            return some_positives(as_pairs(query, rows, len(lists)), number, self.mining.seed)
+        return some_positives(as_pairs(query, rows, len(lists)), 2 * number, self.mining.seed)[part::2]
 
-    def _sensitivity(self, judge: OfTexts | None, name: str) -> Sensitivity | None:
+    def _sensitivity(self, judge: OfTexts, name: str) -> Sensitivity:
         """Return the sensitivity of a judge whose flags people confirm, measured on known positives once."""
-        if not self.options.confirm:
-            return None
-        assert judge is not None
         known = {self._row(record): record["grade"] for record in self._of_kind("known")}
         open_pairs = [pair for pair in self._positives() if pair not in known]
-
-        def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
-            for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
-                self._keep("known", self._ids(pair), grade, name)
-                yield grade
-
+        self._check_cost(judge, open_pairs, len(open_pairs) + self.options.budget)
         above = self._above()
-        new = found_among(of_pairs, open_pairs, above)
+        new = found_among(lambda pairs: self._answers("known", judge, name, pairs), open_pairs, above)
         earlier = sum(grade is not None and grade > above for grade in known.values()), len(known)
         return Sensitivity.of(earlier[0] + new[0], earlier[1] + new[1], 1 - self.options.confidence)
+
+    def _checked(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> tuple[Sensitivity, list[Pair]]:
+        """Return the sensitivity on mined pairs that people judge too, and the pairs that wait for their answers."""
+        sample = asking.design.sample(self.options.num_mined)
+        self.sample = set(sample.tolist())
+        questions = sorted(self.sample)
+        of = dict(zip(questions, asking.pairs(np.array(questions)), strict=True))
+        grades = {self._row(record): record["grade"] for record in self._of_kind("judge")}
+        open_pairs = [pair for pair in of.values() if pair not in grades]
+        self._check_cost(judge, open_pairs, self.options.budget - len(grades))
+        grades |= dict(zip(open_pairs, self._answers("judge", judge, name, open_pairs), strict=True))
+        pending = [pair for pair in of.values() if self._ids(pair) not in votes.of]
+        if pending:
+            return Sensitivity(0, 0, 0.0, asking.design.populations[-1].name), pending
+        people = {question: votes.grade(self._ids(pair)) for question, pair in of.items()}
+        by_judge = {question: grades[pair] for question, pair in of.items()}
+        return asking.sensitivity(sample, by_judge, people, votes.above), []
 
     def _write(self, result: Judged, pending: list[Pair], votes: Votes) -> None:
         """Write the judgements, the figures, the page, and the sheet of what is open."""
@@ -442,7 +482,7 @@ class Round:
         write_atomically(self.folder / "judgements.tsv", lambda file: file.write(judgements.encode()), run_again)
         write_json(
             self.folder / "judge.json",
-            {**result.to_dict(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
+            {**result.to_dict(), **self._facts(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
             run_again,
         )
         examples = examples_of(result, self.populations, self._texts)
@@ -450,6 +490,11 @@ class Round:
         rows = [Row(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
         if self.options.judge == FILE or self.options.confirm:
             write_sheet(self.folder, rows, "Pairs to judge")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the data and the mining behind the rates."""
+        sizes = {"queries": len(self.problem.queries), "documents": len(self.problem.corpus)}
+        return {**sizes, "k": self.mining.k, "draw": self.mining.draw, "similarity": self.mining.similarity}
 
     def _example(self, pair: Pair) -> str:
         """Return the text of a known positive of the query, as an example on the sheet."""

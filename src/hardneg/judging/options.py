@@ -83,13 +83,20 @@ class JudgeOptions:
         "--confirm",
     )
     num_known: int = option(50, "Known positives that the judge is asked about, with --confirm.", JUDGE, low=1)
+    num_mined: int = option(
+        0,
+        "With --confirm: pairs of the hardest rule that people judge whatever the judge says; its sensitivity is then "
+        "measured on the false negatives among them, not on known positives.",
+        JUDGE,
+        low=0,
+    )
     asking: LLMOptions = field(default_factory=LLMOptions, metadata=part())
     resume: bool = option(False, "Only continue what is in --out; an error if there is nothing.", "Execution")
 
     def __post_init__(self) -> None:
         make_plain(self)
         check_counts("judge", self, "budget", "num_known")
-        check_counts("judge", self, "sheet", least=0)
+        check_counts("judge", self, "sheet", "num_mined", least=0)
         check_seed("judge", self.mining.seed)
         check_range("judge", "false_negatives", self.false_negatives, 0.0, 1.0, open_high=True)
         check_range("judge", "confidence", self.confidence, 0.5, 1.0, open_high=True)
@@ -102,6 +109,10 @@ class JudgeOptions:
             raise argument_error("judge", "a judge that uses --url and --llm", "judge", self.judge, fix)
         if self.confirm and self.judge == FILE:
             raise argument_error("judge", "another judge than people for --confirm", "judge", self.judge)
+        if self.num_mined and not self.confirm:
+            raise argument_error("judge", "--confirm, with which people judge mined pairs", "num_mined", self.num_mined)
+        if self.num_mined > self.budget:
+            raise argument_error("judge", f"at most the budget of {self.budget}", "num_mined", self.num_mined)
 
     @property
     def threshold(self) -> float | None:

@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from hardneg.judging.design import FALSE, NOT_ASKED, UNKNOWN, Design, RuleState
+from hardneg.judging.asking import Asking
+from hardneg.judging.design import FALSE, NOT_ASKED, UNKNOWN, RuleState
 from hardneg.judging.statistics import answers_needed, most_allowed
 
 
@@ -47,7 +48,10 @@ class Judged:
         spent: Judgements that were used.
         budget: Judgements that were allowed.
         confirmations: Pairs that the judge flagged and a second judge was asked about.
-        sensitivity: (found, tried, lower bound) of the judge on known positives; None if every answer was trusted.
+        sensitivity: (found, tried, lower bound) of the judge on relevant pairs; None if every answer was trusted.
+        names: Expression of each rule.
+        measured_on: Expression of the rule among whose mined pairs people found these relevant pairs; empty if they are
+            known positives.
     """
 
     rates: dict[Any, tuple[float, float, float]]
@@ -63,6 +67,7 @@ class Judged:
     confirmations: int = 0
     sensitivity: tuple[int, int, float] | None = None
     names: dict[Any, str] = field(default_factory=dict)
+    measured_on: str = ""
 
     @property
     def exact(self) -> bool:
@@ -119,9 +124,13 @@ class Judged:
 
     def _about_judge(self, found: int, tried: int, low: float) -> list[str]:
         """Return the assumption behind an imperfect judge, and what would help if it is too poor."""
+        known = self.measured_on and f"false negatives that people found among the pairs of {self.measured_on}"
+        if not tried:
+            return [f"The judge's sensitivity is not known: there are no {known or 'known positives'}."]
+        others = "in the other rules" if known else "among mined pairs"
         lines = [
-            f"The judge found {found} of {tried} known positives, at least {percent(low)} of all. The bounds assume "
-            "that it finds as large a share of the false negatives among mined pairs."
+            f"The judge found {found} of {tried} {known or 'known positives'}, at least {percent(low)} of all. The "
+            f"bounds assume that it finds as large a share of the false negatives {others}."
         ]
         error = 0.75 * (1 - self.confidence)
         least = [
@@ -129,9 +138,10 @@ class Judged:
             for state in self.states.values()
         ]
         if all(number is None or number > self.budget for number in least):
+            more = "have more mined pairs checked" if known else "give more known positives"
             lines.append(
                 "This judge is too poor to certify anything at this level: use a better judge, let a person judge, or "
-                "give more known positives so that its sensitivity is known better."
+                f"{more} so that its sensitivity is known better."
             )
         return lines
 
@@ -158,24 +168,21 @@ class Judged:
             "budget": self.budget,
             "confirmations": self.confirmations,
             "sensitivity": self.sensitivity,
+            "sensitivity_measured_on": self.measured_on or "known positives",
             "sentences": self.sentences(),
         }
 
 
-def judged_of(
-    design: Design, grades: dict[int, float | None], confidence: float, spent: int, budget: int, confirmations: int = 0
-) -> Judged:
-    """Return the result that the answers of a design give.
+def judged_of(asking: Asking, confidence: float, budget: int, confirmations: int = 0) -> Judged:
+    """Return the result that the answers to a design give.
 
     Args:
-        design: The design with its answers.
-        grades: Grade of each answered question.
+        asking: The design with its answers.
         confidence: Confidence of the certificates.
-        spent: Judgements that were used.
         budget: Judgements that were allowed.
         confirmations: Pairs that a second judge was asked about.
     """
-    populations = design.populations
+    design, populations = asking.design, asking.design.populations
     states = {one.rule: design.state(number) for number, one in enumerate(populations)}
     chosen = design.chosen()
     probabilities = design.probabilities()
@@ -183,8 +190,8 @@ def judged_of(
         JudgedPair(
             int(design.query[question]),
             int(design.document[question]),
-            None if design.value[question] == UNKNOWN else bool(design.value[question] == FALSE),
-            grades.get(int(question)),
+            None if design.value[question] == UNKNOWN else _is_false(asking, int(question)),
+            asking.grades.get(int(question)),
             float(probabilities[question]),
         )
         for question in (design.value != NOT_ASKED).nonzero()[0]
@@ -199,12 +206,18 @@ def judged_of(
         {one.rule: one.similarity for one in populations},
         design.level,
         confidence,
-        spent,
+        asking.spent,
         budget,
         confirmations,
         None if sensitivity is None else (sensitivity.found, sensitivity.tried, sensitivity.low),
         {one.rule: one.name for one in populations},
+        "" if sensitivity is None else sensitivity.rule,
     )
+
+
+def _is_false(asking: Asking, question: int) -> bool:
+    """Whether a question is about a false negative, which the judge or people found."""
+    return question in asking.missed or bool(asking.design.value[question] == FALSE)
 
 
 def percent(share: float) -> str:

@@ -29,7 +29,7 @@ POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; form-action 'none'; "
     "base-uri 'none'"
 )
-"""Content security policy: no script but those of this package, no requests, no forms, and no base that redirects links."""
+"""Content security policy: only scripts of this package, no requests, no forms, and no base that redirects links."""
 
 
 def render(template: str, *, own_script: str = "", **values: Any) -> str:

@@ -99,6 +99,7 @@ class Spot:
         colour: Number of the colour.
         front: Whether the rule is on the frontier.
         given: Whether the user gave the rule.
+        bounds: Ends of the error bar, if they are not one standard error from ``y``.
     """
 
     number: int
@@ -110,6 +111,12 @@ class Spot:
     colour: int
     front: bool
     given: bool
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def bar(self) -> tuple[float, float]:
+        """Lower and upper end of the error bar."""
+        return self.bounds or (self.y - self.error, self.y + self.error)
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ def scatter(spots: Sequence[Spot], random: float, *, width: int, height: int, na
     """
     reach = [spot.x for spot in spots] + ([] if math.isnan(random) else [random])
     x = Axis(*padded(reach), _left, width - _right)
-    y = RootAxis(0.0, 1.08 * max(*(spot.y + spot.error for spot in spots), 1e-4), height - _bottom, _top)
+    y = RootAxis(0.0, 1.08 * max(*(spot.bar[1] for spot in spots), 1e-4), height - _bottom, _top)
     units = "known false negatives (lower is better)", "similarity of the negatives (harder to the right)"
     most = 7 if width > 500 else 4, 6
     body = [grid(x, y, *units, lambda v: f"{v:.4g}", lambda v: f"{100 * v:.4g} %", most=most)]
@@ -183,9 +190,9 @@ def _apart(places: dict[int, Point], radius: float) -> dict[int, Point]:
 def _dot(spot: Spot, x_axis: Axis, y_axis: Axis, place: Point, radius: float) -> str:
     """Draw a dot, its error bar and, if it was moved, a line to its true place."""
     (x, y), (true_x, true_y) = place, (x_axis(spot.x), y_axis(spot.y))
-    low, high = y_axis(spot.y - spot.error), y_axis(spot.y + spot.error)  # one standard error either way
+    low, high = map(y_axis, spot.bar)
     ends = f'x1="{true_x:.1f}" x2="{true_x:.1f}" y1="{low:.1f}" y2="{high:.1f}"'
-    error = f'<line class="interval" {ends}/>' if spot.error else ""
+    error = f'<line class="interval" {ends}/>' if spot.error or spot.bounds else ""
     moved = math.hypot(x - true_x, y - true_y) > 1.0
     pointer = f'<line class="pointer" x1="{x:.1f}" y1="{y:.1f}" x2="{true_x:.1f}" y2="{true_y:.1f}"/>' * moved
     rim = f'<circle class="rim" cx="{x:.1f}" cy="{y:.1f}" r="{radius + 4}"/>' if spot.given else ""
