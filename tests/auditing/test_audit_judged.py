@@ -34,9 +34,9 @@ def data() -> tuple[torch.Tensor, torch.Tensor, Any]:
 
 def test_judged_rules_are_rows_with_bounds_and_the_only_frontier(data: Any) -> None:
     z, _, judged = data
-    plain = hn.audit(z, frontier=False, expressions=RULES)
+    plain = hn.audit(z, frontier=False, negatives=RULES)
     assert not plain.frontier()
-    found = hn.audit(z, frontier=False, expressions=RULES, judged=judged)
+    found = hn.audit(z, frontier=False, negatives=RULES, judged=judged)
     assert [row.expression for row in found.rows] == [*RULES, *(f"{rule} (judged)" for rule in judged.rates)]
     for rule, (rate, low, high) in judged.rates.items():
         row = found.row(f"{rule} (judged)")

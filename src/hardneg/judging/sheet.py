@@ -7,6 +7,7 @@ Any table with the two ids and a grade is read; several people answer in several
 
 from __future__ import annotations
 
+import base64
 import csv
 import hashlib
 import io

@@ -74,7 +74,7 @@ def maps_of(page: PageContents, names: tuple[str, ...]) -> EmbeddingMaps | None:
         return None
     method = "UMAP" if find_spec("umap") is not None else "PCA"
     cards = [_map(arm, *vectors, names, method, page.noun) for arm, vectors in found[:MOST_MAPS]]
-    classes = sorted({int(label) for _, (_, labels) in found if labels is not None for label in labels.unique()})
+    classes = sorted({int(label) for _, (_, labels) in found if labels is not None for label in labels.tolist()})
     legend = [(class_mark(label), class_name(label, names)) for label in classes]
     shown = legend if len(classes) <= NUM_COLOURS * SHAPES else []
     return EmbeddingMaps(cards, shown, method, bool(classes), len(found) - len(cards))
@@ -118,8 +118,8 @@ def _map(
     plane, about = _pca(x[fitted]) if method == "PCA" else _umap(x[fitted])
     chosen = set(anchors.tolist())
     points = [
-        MapPoint(*plane[i].tolist(), _named(item, labels, names, noun), _label(item, labels), item in chosen)
-        for i, item in enumerate(drawn)
+        MapPoint(x0, x1, _named(item, labels, names, noun), _label(item, labels), item in chosen)
+        for item, (x0, x1) in zip(drawn, plane.tolist(), strict=False)
     ]
     edges = [
         MapEdge(place[anchor], place[item], labels is not None and bool(labels[anchor] == labels[item]))
