@@ -22,17 +22,18 @@ import torch
 from hardneg.comparing.arms import Arm, canonical_options, parse_arm
 from hardneg.comparing.cautions import cautions, differing_settings, settings_notes, shared_warnings
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import SHARED, Comparison, open_folder
+from hardneg.comparing.request import SHARED, Comparison, letter_of, open_folder
 from hardneg.comparing.runs import RunSettings, run_all, run_of, started_options, usual_jobs, usual_threads
 from hardneg.comparing.verdict import Verdict, answer, rows_of, sentences, temperature_notes, verdicts_of
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
+from hardneg.core.text import html_table
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.boards import check_boards
 from hardneg.training.checks import check_batch, check_sources, check_words
 from hardneg.training.data.items import Items, Splits
 from hardneg.training.data_record import count_in, data_record, noun_in
-from hardneg.training.evaluation.measures import AUTO, measure, measures_in
+from hardneg.training.evaluation.measures import AUTO, measure, measures_in, unit_of
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.parts import splits
 
@@ -46,6 +47,31 @@ class AllDiverged(HardnegError, OSError):
     """Every tuned value of an arm diverged."""
 
 
+class ComparisonSummary(dict[str, Any]):
+    """Contents of comparison.json, with a table in notebooks."""
+
+    def _repr_html_(self) -> str:
+        """Show the arms with their means and differences, and the answer below."""
+
+        def percent(value: float | None, half_width: float | None) -> str:
+            if value is None:
+                return ""
+            return f"{100 * value:.2f}" + ("" if half_width is None else f" ± {100 * half_width:.2f}")
+
+        rows = [
+            (
+                letter_of(number),
+                row["arm"],
+                percent(row["mean"], row["half_width"]),
+                percent(row["difference"], row["difference_half_width"]),
+            )
+            for number, row in enumerate(self["rows"])
+        ]
+        title = f"{measure(self['metric'], self.get('k'))}, {unit_of(self['metric'])}: means with 95 % intervals"
+        columns = ("", "arm", "mean", "difference to the first")
+        return html_table(title, columns, rows, [*self["answer"], *self["sentences"]])
+
+
 def compare(
     comparison: Comparison,
     out: str | Path,
@@ -53,7 +79,7 @@ def compare(
     jobs: int | None = None,
     allow_other_data: bool = False,
     show: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> ComparisonSummary:
     """Run a comparison and write comparison.json with its table and conclusions.
 
     Finished runs in the folder are kept, so the same call resumes a comparison that was stopped.
@@ -67,7 +93,7 @@ def compare(
         show: Is called with a line of text for every run that ends.
 
     Returns:
-        Contents of comparison.json.
+        Contents of comparison.json, as a dict.
 
     Raises:
         ArgumentError: If the arms cannot be compared.
@@ -75,7 +101,7 @@ def compare(
         RunFailed: If a run ends without a result.
     """
     prepared = prepare(comparison, out, jobs, allow_other_data)
-    return carry_out(prepared, Watcher(show, prepared.steps))
+    return ComparisonSummary(carry_out(prepared, Watcher(show, prepared.steps)))
 
 
 @dataclass(frozen=True)
