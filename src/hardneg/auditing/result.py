@@ -339,6 +339,12 @@ class Audit:
 
         return as_text(self)
 
+    def _repr_html_(self) -> str:
+        """Show the rules, the suggestions and the problems of mined lists as tables in notebooks."""
+        from hardneg.auditing.terminal import as_html
+
+        return as_html(self)
+
     def write_html(self, path: str | Path) -> Path:
         """Write one self-contained page and return its path; an existing file is replaced atomically."""
         from hardneg.auditing.page import audit_page

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hardneg.auditing.result import Audit, BatchFigures, MinedFindings, RuleFigures
+from hardneg.core.text import html_table
 from hardneg.io.terminal import Terminal
 
 ABSENT = "n/a"
@@ -107,6 +108,27 @@ def as_text(audit: Audit, width: int = 200) -> str:
     with console.capture() as capture:
         show(audit, console)
     return capture.get()
+
+
+def as_html(audit: Audit) -> str:
+    """Return the tables of ``show`` for notebooks; every text is escaped."""
+    parts = []
+    if audit.rows:
+        columns = {name: [cell(row) for row in audit.rows] for name, cell in COLUMNS.items()}
+        columns = {name: cells for name, cells in columns.items() if any(each != ABSENT for each in cells)}
+        rows = zip((row.expression for row in audit.rows), *columns.values(), strict=True)
+        title = "Hardness and false negatives" if audit.has_rates else "Hardness"
+        parts.append(html_table(title, ("expression", *columns), list(rows), [sampled(audit)]))
+    if audit.suggestions:
+        suggested = [
+            (one.family, one.expression or "none", number(one.similarity), one.flags or one.sentence)
+            for one in audit.suggestions
+        ]
+        title = f"At most {100 * (audit.wanted_false_negatives or 0.0):.4g} % false negatives"
+        parts.append(html_table(title, ("family", "expression", "similarity", "hardneg mine ..."), suggested))
+    if audit.mined is not None:
+        parts.append(html_table("Mined lists", ("", "number"), list(findings(audit.mined).items())))
+    return "".join(parts) + html_table("Notes", ("",), [(note,) for note in audit.notes]) * bool(audit.notes)
 
 
 def show(audit: Audit, console: Console | None = None) -> None:

@@ -35,10 +35,11 @@ from hardneg.comparing.verdict import (
     verdicts_of,
 )
 from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
+from hardneg.core.text import html_table
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
 from hardneg.training.data.items import Items, Splits
-from hardneg.training.evaluation.measures import AUTO, measure, measures_in
+from hardneg.training.evaluation.measures import AUTO, measure, measures_in, unit_of
 from hardneg.training.loop.boards import check_boards
 from hardneg.training.loop.checks import check_batch, check_sources, check_words
 from hardneg.training.loop.data_record import count_in, data_record, noun_in
@@ -55,6 +56,31 @@ class AllDiverged(HardnegError, OSError):
     """Every tuned value of an arm diverged."""
 
 
+class ComparisonSummary(dict[str, Any]):
+    """Contents of comparison.json, with a table in notebooks."""
+
+    def _repr_html_(self) -> str:
+        """Show the arms with their means and differences, and the answer below."""
+
+        def percent(value: float | None, half_width: float | None) -> str:
+            if value is None:
+                return ""
+            return f"{100 * value:.2f}" + ("" if half_width is None else f" ± {100 * half_width:.2f}")
+
+        rows = [
+            (
+                letter_of(number),
+                row["arm"],
+                percent(row["mean"], row["half_width"]),
+                percent(row["difference"], row["difference_half_width"]),
+            )
+            for number, row in enumerate(self["rows"])
+        ]
+        title = f"{measure(self['metric'], self.get('k'))}, {unit_of(self['metric'])}: means with 95 % intervals"
+        columns = ("", "arm", "mean", "difference to the first")
+        return html_table(title, columns, rows, [*self["answer"], *self["sentences"]])
+
+
 def compare(
     comparison: Comparison,
     out: str | Path,
@@ -62,7 +88,7 @@ def compare(
     jobs: int | None = None,
     allow_other_data: bool = False,
     show: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> ComparisonSummary:
     """Run a comparison and write comparison.json with its table and conclusions.
 
     Finished runs in the folder are kept, so the same call resumes a comparison that was stopped.
@@ -76,7 +102,7 @@ def compare(
         show: Called with a line of text for every run that ends.
 
     Returns:
-        Contents of comparison.json.
+        Contents of comparison.json, as a dict.
 
     Raises:
         ArgumentError: If the arms cannot be compared.
@@ -84,7 +110,7 @@ def compare(
         RunFailed: If a run ends without a result.
     """
     prepared = prepare(comparison, out, jobs, allow_other_data)
-    return carry_out(prepared, Watcher(show, prepared.steps))
+    return ComparisonSummary(carry_out(prepared, Watcher(show, prepared.steps)))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ of ``hardneg train`` use it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Annotated
 
@@ -16,6 +17,7 @@ import hardneg.core.objectives.base as base
 from hardneg.core.objectives.base import corrects
 from hardneg.core.objectives.info_nce import debiased
 from hardneg.core.statistics import log_expect_exp
+from hardneg.core.text import counted, html_table
 from hardneg.core.types import NEVER, LogWeights, PerAnchor, Scores, with_support
 
 LOG_PREFIX = "hardneg/"
@@ -57,6 +59,14 @@ class Diagnosis:
         """Return the mean of each field over the anchors for which it is defined (``clamped``: over the real pairs)."""
         means = {field.name: getattr(self, field.name).double().nanmean().item() for field in fields(self)}
         return means | {"clamped": self.clamped_share()}
+
+    def _repr_html_(self) -> str:
+        """Show the means as a table in notebooks."""
+        rows = [
+            (name.replace("_", " "), "n/a" if math.isnan(mean) else f"{mean:.4g}")
+            for name, mean in self.summary().items()
+        ]
+        return html_table(f"Diagnosis of {counted(len(self.empty), 'anchor')}", ("", "mean"), rows)
 
     def clamped_share(self) -> float:
         """Return the share of real pairs whose debiased mean is at its lower bound."""

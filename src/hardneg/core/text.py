@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories that are escaped: control characters, invisible format characters (such as those that reverse the
@@ -54,6 +56,29 @@ def counted(number: int, one: str, many: str | None = None) -> str:
         ('1 query', '1,200 rows')
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], notes: Iterable[str] = ()) -> str:
+    """Return a table for notebooks (``_repr_html_``); every text is escaped, and the first column is a heading.
+
+    Args:
+        title: Caption of the table.
+        columns: Heads of the columns.
+        rows: Cells of each row, as many as columns.
+        notes: Sentences below the table.
+
+    Example:
+        >>> html_table("A <b>", ["x"], [["1 < 2"]])
+        '<table><caption>A &lt;b&gt;</caption><tr><th>x</th></tr><tr><th>1 &lt; 2</th></tr></table>'
+    """
+
+    def cell(value: object, tag: str) -> str:
+        return f"<{tag}>{html.escape(printable(value))}</{tag}>"
+
+    lines = ["".join(cell(name, "th") for name in columns)]
+    lines += [cell(row[0], "th") + "".join(cell(each, "td") for each in row[1:]) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{cell(title, 'caption')}{body}</table>" + "".join(cell(note, "p") for note in notes)
 
 
 def summary(cls: type) -> str:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hardneg.core.text import counted
+from hardneg.core.text import counted, html_table
 from hardneg.core.types import NEVER, Keys
 from hardneg.mining.alignment import (
     Alignment,
@@ -69,6 +69,21 @@ class Mined:
         mean = f"{float(self.scores[there].double().mean()):.3f}" if bool(there.any()) else "none"
         short = int((there.sum(1) < k).sum())
         return f"Mined({found}, {short:,} short, mean score {mean})"
+
+    def _repr_html_(self) -> str:
+        """Show the negatives of the first queries as a table in notebooks."""
+        shown, number = self.rows[:5], self.rows.shape[1]
+        rows = []
+        for query, own in enumerate(shown.tolist()):
+            ids, scores = list(self.ids[query]), self.scores[query].tolist()
+            cells = [
+                f"{name} ({score:.3f})" if row >= 0 else "" for row, name, score in zip(own, ids, scores, strict=True)
+            ]
+            rows.append((query, *cells))
+        note = (
+            "Ids of the negatives, with their scores; the first 5 queries." if len(self.rows) > 5 else "Ids and scores."
+        )
+        return html_table(repr(self), ("query", *map(str, range(1, number + 1))), rows, [note])
 
 
 class Miner:
