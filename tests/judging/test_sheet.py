@@ -5,12 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import subprocess
 import tempfile
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +17,7 @@ from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.judging import job
 from hardneg.judging.sheet import Row, Votes, read_answers, sheet_page, write_sheet
+from judging.browser import Browser, needs_browser
 from judging.conftest import MakeOptions, answers
 from judging.test_judge_files import FUNCTION, table
 
@@ -117,67 +115,54 @@ def test_answers_need_their_columns(tmp_path: Path) -> None:
             read_answers(tmp_path / "bad.csv", Votes(0.0))
 
 
-ANSWER = """
-const page = document.querySelector("iframe").contentWindow, inside = page.document;
-const press = (key) => inside.dispatchEvent(new page.KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
-inside.getElementById("by").value = "browser";
-press("1"); press("ArrowLeft");  // an answer that is changed
-const truth = JSON.parse(document.getElementById("truth").textContent);
-for (const yes of truth) press(yes === null ? "?" : yes ? "y" : "0");
-const seen = {table: page.table(), state: inside.getElementById("state").textContent,
-              shown: inside.getElementById("query").textContent, bar: inside.getElementById("bar").value};
-document.body.textContent = JSON.stringify(seen);
-"""
-
-
-def answered_in_browser(page: Path, truth: list[bool | None]) -> dict[str, Any]:
-    """Answer a sheet with its keys, in a browser, and return the file that it would save."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    inside = escape(page.read_text(encoding="utf-8"), quote=True)
-    frame = f'<iframe style="width:900px;height:900px" srcdoc="{inside}"></iframe>'
-    data = f'<script type="application/json" id="truth">{json.dumps(truth)}</script>'
-    driver = page.with_suffix(".driver.html")
-    driver.write_text(
-        f"<!doctype html><meta charset=utf-8><body>{frame}{data}<script>onload = () => {{{ANSWER}}}</script></body>"
-    )
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000"]
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    dumped = subprocess.run([*command, profile, driver.as_uri()], capture_output=True, text=True, timeout=120).stdout
-    (found,) = re.findall(r"<body>(\{.*\})</body>", dumped, re.DOTALL)
-    seen: dict[str, Any] = json.loads(unescape(found))
-    return seen
-
-
-needs_browser = pytest.mark.skipif(
-    not (shutil.which("chromium") or shutil.which("google-chrome")), reason="no browser to answer in"
-)
+def answer(browser: Browser, truth: list[bool | None]) -> None:
+    for yes in truth:
+        browser.press("?" if yes is None else "y" if yes else "0")
 
 
 @needs_browser
 def test_a_sheet_answered_in_a_browser(tmp_path: Path) -> None:
+    """With its keys and buttons; answers survive a closed browser, and the saved file is the download."""
     _, page = write_sheet(tmp_path, ROWS, "Pairs")
-    seen = answered_in_browser(page, [True, False, None])
-    assert seen["state"] == "Pair 3 of 3; 3 answered."
-    assert seen["bar"] == 3
-    assert seen["shown"] == "three"
-    (tmp_path / "answers.csv").write_text(seen["table"], encoding="utf-8", newline="")
+    with Browser(page, tmp_path) as browser:
+        browser.click("by")
+        for letter in "Ada 1":  # no key of a name answers a pair
+            browser.press(letter)
+        assert browser.value("document.getElementById('bar').value") == 0
+        browser.value("document.activeElement.blur()")
+        browser.press("1")
+        browser.press("ArrowLeft")  # an answer that is changed
+        answer(browser, [False, True])
+        shown = "document.getElementById('document').textContent"
+        assert browser.value(shown) == "four\nlines"
+    with Browser(page, tmp_path) as browser:
+        assert browser.value("document.getElementById('by').value") == "Ada 1"
+        assert browser.value("document.getElementById('state').textContent") == "Pair 1 of 3; 2 answered."
+        assert "<script>alert(1)</script>" in browser.value(shown)
+        browser.press("u")
+        answer(browser, [None])
+        assert browser.value("document.getElementById('bar').value") == 3
+        saved = browser.save()
+    assert re.fullmatch(r"answers-Ada_1-[0-9a-f]{12}\.csv", saved.name)
     votes = Votes(0.0)
-    assert read_answers(tmp_path / "answers.csv", votes) == 3
-    assert votes.people() == ["browser"]
-    assert [votes.grade(row.ids) for row in ROWS] == [1.0, 0.0, None]
+    assert read_answers(saved, votes) == 3
+    assert votes.people() == ["Ada 1"]
+    assert [votes.grade(row.ids) for row in ROWS] == [0.0, 1.0, None]
 
 
 @needs_browser
 def test_rounds_in_a_browser_give_the_file_of_a_function(options: MakeOptions, tmp_path: Path) -> None:
     job.run(options({"out": str(tmp_path / "direct")}, judge=FUNCTION, budget=60))
     outcome = job.run(options(budget=60))
+    saved: list[str] = []
     for _ in range(20):
         if not outcome.waiting:
             break
         rows = list(csv.DictReader((tmp_path / "judged" / "sheet.csv").open(encoding="utf-8")))
-        truth: list[bool | None] = [answers(row["query"], row["document"]) for row in rows]
-        saved = answered_in_browser(tmp_path / "judged" / "sheet.html", truth)["table"]
-        (tmp_path / "answers.csv").write_text(saved, encoding="utf-8", newline="")
-        outcome = job.run(options(budget=60, answers=(str(tmp_path / "answers.csv"),)))
+        with Browser(tmp_path / "judged" / "sheet.html", tmp_path) as browser:
+            answer(browser, [answers(row["query"], row["document"]) for row in rows])
+            saved.append(str(browser.save()))
+        outcome = job.run(options(budget=60, answers=(saved[-1],)))
     assert outcome.waiting == 0
+    assert len(saved) > 1
     assert table(tmp_path / "judged") == table(tmp_path / "direct")
