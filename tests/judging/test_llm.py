@@ -19,7 +19,7 @@ import pytest
 from hardneg.core.errors import ArgumentError, DataChanged, NoFile
 from hardneg.judging import job, llm
 from hardneg.judging.folder import AnswerLog
-from hardneg.judging.llm import LLMJudge, OverCap, Unavailable, grade_in, read_prompt
+from hardneg.judging.judges import LLMJudge, OverCap, Unavailable, grade_in, read_prompt
 from hardneg.judging.options import LLMOptions
 from judging.conftest import MakeOptions
 from judging.llm_server import Server, serving

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.judging import job
-from hardneg.judging.sheet import Row, Votes, read_answers, sheet_page, write_sheet
+from hardneg.judging.sheet import SheetRow, Votes, read_answers, sheet_page, write_sheet
 from judging.browser import Browser, needs_browser
 from judging.conftest import MakeOptions, answers
 from judging.test_judge_files import FUNCTION, table
 
 ROWS = [
-    Row(("q1", "d,1"), "What is <b>this</b>?", '=HYPERLINK("x") </script><script>alert(1)</script>', "known"),
-    Row(("q 2", 'd"2'), "zwei \u2028 & ümlaut", "-1", ""),
-    Row(("3", "4"), "three", "four\nlines", "five"),
+    SheetRow(("q1", "d,1"), "What is <b>this</b>?", '=HYPERLINK("x") </script><script>alert(1)</script>', "known"),
+    SheetRow(("q 2", 'd"2'), "zwei \u2028 & ümlaut", "-1", ""),
+    SheetRow(("3", "4"), "three", "four\nlines", "five"),
 ]
 
 
@@ -82,7 +82,7 @@ def test_the_page_runs_only_its_own_script() -> None:
 def test_images_are_shown_as_thumbnails(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (900, 600), (200, 30, 30)).save(tmp_path / "red.png")
-    page = sheet_page([Row(("a", "b"), str(tmp_path / "red.png"), "text", str(tmp_path / "missing.png"))], "Pairs")
+    page = sheet_page([SheetRow(("a", "b"), str(tmp_path / "red.png"), "text", str(tmp_path / "missing.png"))], "Pairs")
     data = json.loads(re.search(r'application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
     assert data[0]["query"]["image"].startswith("data:image/jpeg;base64,")
     assert data[0]["query"]["text"] == "red.png"
@@ -137,7 +137,7 @@ def test_a_sheet_answered_in_a_browser(tmp_path: Path) -> None:
         assert browser.value(shown) == "four\nlines"
     with Browser(page, tmp_path) as browser:
         assert browser.value("document.getElementById('by').value") == "Ada 1"
-        assert browser.value("document.getElementById('state').textContent") == "Pair 1 of 3; 2 answered."
+        assert browser.value("document.getElementById('state').textContent") == "RowPair 1 of 3; 2 answered."
         assert "<script>alert(1)</script>" in browser.value(shown)
         browser.press("u")
         answer(browser, [None])

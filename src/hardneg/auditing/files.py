@@ -22,7 +22,7 @@ from hardneg.auditing.batches import with_batches
 from hardneg.auditing.findings import find_problems, rows_of_lists
 from hardneg.auditing.inputs import (
     WHO,
-    Judged,
+    JudgedLists,
     Lists,
     check_columns_found,
     is_mined,
@@ -183,7 +183,7 @@ def _tags(options: AuditOptions, anchors: Side, corpus: Side | None) -> tuple[di
     return own, others
 
 
-def _judged(path: str | None, anchors: Side, candidates: Side) -> Judged | None:
+def _judged(path: str | None, anchors: Side, candidates: Side) -> JudgedLists | None:
     """Read judgements as rows of the candidates; None without a path."""
     if path is None:
         return None
@@ -298,7 +298,7 @@ def _texts_of(side: Side | None, rows: dict[Any, int]) -> dict[Any, str]:
     return {} if texts is None else {name: texts[row] for name, row in rows.items()}
 
 
-def _judgements_of(path: str | None, origin: Origin, rows: Sequence[int]) -> Judged | None:
+def _judgements_of(path: str | None, origin: Origin, rows: Sequence[int]) -> JudgedLists | None:
     """Read judgements as rows of the corpus, for these rows of the queries."""
     if path is None or origin.queries is None or origin.corpus is None:
         return None
@@ -322,7 +322,7 @@ def _without_vectors(
     yield "Give --model, --encoder, or embeddings of queries and corpus for more."
 
 
-def _by_judgements(lists: Lists, judged: Judged, row_of: dict[Any, int], *, held_out: bool) -> str:
+def _by_judgements(lists: Lists, judged: JudgedLists, row_of: dict[Any, int], *, held_out: bool) -> str:
     """Describe how many negatives are judged relevant and, unless held out, how many are judged at all."""
     each = zip(lists.negatives, judged.relevant, judged.irrelevant, strict=True)
     chosen = [one for one in each if one[1] or not held_out]

@@ -166,7 +166,7 @@ def rows_by_name(ids: Sequence[Any]) -> Mapping[str, int]:
     return rows
 
 
-class Judged(NamedTuple):
+class JudgedLists(NamedTuple):
     """Rows of the corpus that are judged for each query.
 
     Attributes:
@@ -178,7 +178,7 @@ class Judged(NamedTuple):
     irrelevant: list[list[int]]
 
 
-def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> Judged:
+def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, int], size: int) -> JudgedLists:
     """Read a table of judgements as rows of the corpus for each query.
 
     Args:
@@ -194,7 +194,7 @@ def judged_lists(path: str, queries: Mapping[str, int], documents: Mapping[str, 
         ArgumentError: If no relevant pair matches the data.
     """
     judged = read_grades(path, WHO)
-    lists = Judged([[] for _ in range(size)], [[] for _ in range(size)])
+    lists = JudgedLists([[] for _ in range(size)], [[] for _ in range(size)])
     for grade, query, document in judged:
         if query in queries and document in documents:
             (lists.relevant if grade > 0 else lists.irrelevant)[queries[query]].append(documents[document])

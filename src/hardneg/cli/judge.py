@@ -101,7 +101,7 @@ def _show(outcome: Outcome, options: JudgeOptions) -> None:
     for line in result.sentences():
         console.print(Text(line))
     if outcome.ignored:
-        console.print(Text(f"{counted(outcome.ignored, 'answer')} for pairs that were not asked: ignored."))
+        console.print(Text(f"{counted(outcome.ignored, 'answer')} for pairs that are not on a sheet: ignored."))
     if len(outcome.people) > 1 and not math.isnan(outcome.kappa):
         console.print(Text(f"Agreement of {len(outcome.people)} people: Fleiss' kappa {outcome.kappa:.2f}."))
     if outcome.waiting:

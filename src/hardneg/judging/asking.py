@@ -1,7 +1,7 @@
 """Ask a judge the questions of a design until it is decided or the budget is used, and keep every answer.
 
 ``Asking`` is the loop that ``hn.judge`` and `hardneg judge` share. A judge is a function of pairs; its answers are
-bools or grades, and None where it has none. With ``confirm`` a second judge, usually a person, is asked about each
+bools or grades, and None where it has none. With ``confirm`` a second judge, usually a person, checks each
 pair that the first one flags: then the bounds allow for false negatives that the first one misses.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from hardneg.core.errors import ArgumentError
-from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, Rows, Sensitivity
+from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, RowNumbers, Sensitivity
 
-Pair = tuple[int, int]
-Judge = Callable[[list[Pair]], Iterable[Any]]
+RowPair = tuple[int, int]
+Judge = Callable[[list[RowPair]], Iterable[Any]]
 """[(query row, document row), ...] -> for each pair a bool, a grade, or None if there is no answer."""
 
-Keep = Callable[[Pair, float | None], None]
+Keep = Callable[[RowPair, float | None], None]
 """Called with each answer as soon as there is one."""
 
 Grade = float | None
@@ -101,11 +101,11 @@ class Asking:
         self.design.value[question] = UNKNOWN if false is None else FALSE if false else TRUE
 
     @cached_property
-    def number_of(self) -> dict[Pair, int]:
+    def number_of(self) -> dict[RowPair, int]:
         """Number of the question about a pair of rows; pairs of the same texts are one question."""
         return {pair: question for question, pair in enumerate(self.pairs(np.arange(len(self.design.value))))}
 
-    def next(self, budget: int) -> list[Pair]:
+    def next(self, budget: int) -> list[RowPair]:
         """Return the pairs to judge next."""
         return self.pairs(self.design.ask(budget, self.spent))
 
@@ -145,7 +145,7 @@ class Asking:
             self.missed.add(question)
 
     def sensitivity(
-        self, sample: Rows, grades: Mapping[int, Grade], people: Mapping[int, Grade], above_of_people: float
+        self, sample: RowNumbers, grades: Mapping[int, Grade], people: Mapping[int, Grade], above_of_people: float
     ) -> Sensitivity:
         """Return the sensitivity of the judge on a sample of the hardest rule that people have answered.
 
@@ -165,27 +165,27 @@ class Asking:
         """Whether an answer of the judge calls a pair a false negative."""
         return grade is not None and grade > self.above
 
-    def pairs(self, questions: Rows) -> list[Pair]:
+    def pairs(self, questions: RowNumbers) -> list[RowPair]:
         """Return the pair of rows of each question."""
         queries, documents = self.design.query[questions], self.design.document[questions]
         return list(zip(queries.tolist(), documents.tolist(), strict=True))
 
 
-def confirmed(judge: Judge, confirm: Judge, above: float, asked: Callable[[int], None]) -> Judge:
+def confirmed(judge: Judge, confirm: Judge, above: float, report: Callable[[int], None]) -> Judge:
     """Return a judge whose flags a second judge confirms; pairs that the first does not flag are not confirmed.
 
     Args:
         judge: The judge that errs.
         confirm: The second judge, usually a person.
         above: Grade above which a pair is flagged.
-        asked: Called with the number of pairs that the second judge was asked about.
+        report: Called with the number of pairs that the second judge checks.
     """
 
-    def both(pairs: list[Pair]) -> list[Grade]:
+    def both(pairs: list[RowPair]) -> list[Grade]:
         grades = list(answers_of(judge, pairs))
         flagged = [place for place, grade in enumerate(grades) if grade is not None and grade > above]
         if flagged:
-            asked(len(flagged))
+            report(len(flagged))
             for place, grade in zip(flagged, answers_of(confirm, [pairs[place] for place in flagged]), strict=True):
                 grades[place] = grade
         return grades
@@ -193,7 +193,7 @@ def confirmed(judge: Judge, confirm: Judge, above: float, asked: Callable[[int],
     return both
 
 
-def found_among(judge: Judge, positives: Sequence[Pair], above: float) -> tuple[int, int]:
+def found_among(judge: Judge, positives: Sequence[RowPair], above: float) -> tuple[int, int]:
     """Return how many known positives the judge flags, and how many it answered.
 
     Args:

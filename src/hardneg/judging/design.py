@@ -35,10 +35,10 @@ from hardneg.judging.statistics import (
     upper_bound,
 )
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 
 NOT_ASKED, TRUE, FALSE, UNKNOWN = -1, 0, 1, 2
-"""Values of a question: no answer yet, a true negative, a false negative, asked without a usable answer."""
+"""Values of a question: no answer yet, a true negative, a false negative, no usable answer from the judge."""
 
 _stream = 0x6A75646765  # keeps the random numbers apart from those of mining draws, which choose the population
 _pilot, _share_of_pilots = 20, 8
@@ -58,8 +58,8 @@ class Population:
 
     rule: Any
     name: str
-    query: Rows
-    document: Rows
+    query: RowNumbers
+    document: RowNumbers
     similarity: float
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Sensitivity:
 
     Attributes:
         found: Known relevant pairs that the judge flags.
-        tried: Known relevant pairs that it was asked.
+        tried: Known relevant pairs that it judged.
         low: Lower bound of its sensitivity, with a quarter of the error.
         rule: Expression of the rule from whose pairs people drew the relevant ones; empty for known positives.
     """
@@ -124,7 +124,7 @@ class RuleState:
 
 
 class Design:
-    """The questions about several rules, and the order in which they are asked.
+    """The questions about several rules, and their order.
 
     Args:
         populations: Filled slots of each rule.
@@ -138,7 +138,7 @@ class Design:
         sensitivity: Sensitivity of a judge that errs and whose flags a person confirms; None trusts every answer.
 
     Attributes:
-        sensitivity: The same; it may be set until questions are asked.
+        sensitivity: The same; it may be set before the first question.
         populations: The populations, easiest rule first.
         query: Row of the query of each question [m].
         document: Row of the document of each question [m].
@@ -151,9 +151,9 @@ class Design:
         level: float,
         confidence: float,
         seed: int,
-        query_keys: Rows | None = None,
-        document_keys: Rows | None = None,
-        identities: tuple[Rows, Rows] | None = None,
+        query_keys: RowNumbers | None = None,
+        document_keys: RowNumbers | None = None,
+        identities: tuple[RowNumbers, RowNumbers] | None = None,
         sensitivity: Sensitivity | None = None,
     ) -> None:
         self.populations = sorted(populations, key=lambda one: (one.similarity, one.name))
@@ -170,7 +170,7 @@ class Design:
         self.value = np.full(len(first), NOT_ASKED, dtype=np.int8)
         ends = np.cumsum([len(one) for one in self.populations])[:-1]
         self._certificates: dict[int, NDArray[np.int64]] = {}
-        self.orders: list[Rows] = []
+        self.orders: list[RowNumbers] = []
         """Questions of each rule in the order of its judging; slots of the same texts repeat a question."""
         for one, mine in zip(self.populations, np.split(question, ends), strict=True):
             self.orders.append(mine[_order(one, seed, identities)])
@@ -199,7 +199,7 @@ class Design:
         return [most_allowed(len(one), self.level * found) for one in self.populations]
 
     @cached_property
-    def _certified_after(self) -> list[Rows]:
+    def _certified_after(self) -> list[RowNumbers]:
         return [
             certified_after(len(one), allowed, self.error_of_tests)
             for one, allowed in zip(self.populations, self.allowed, strict=True)
@@ -209,10 +209,10 @@ class Design:
         """Return the number of pairs of each rule that are judged first: at most 20, and an eighth of the budget."""
         return max(1, min(_pilot, budget // (_share_of_pilots * len(self.populations))))
 
-    def ask(self, budget: int, spent: int) -> Rows:
+    def ask(self, budget: int, spent: int) -> RowNumbers:
         """Return the next questions, in the order in which they matter; none when everything is decided.
 
-        They are as many as can be asked at once without asking one too many: the rule in turn is certified after
+        They are as many as can be judged at once without judging one too many: the rule in turn is certified after
         these answers at the earliest.
 
         Args:
@@ -240,7 +240,7 @@ class Design:
             return self._in_turn()[:left]  # giving up early keeps every certificate valid
         return open_questions[:0]
 
-    def sample(self, number: int) -> Rows:
+    def sample(self, number: int) -> RowNumbers:
         """Return the questions of a simple random sample of the slots of the hardest rule, where repeats may occur.
 
         It is the beginning of the rule's order. Its size must not depend on answers.
@@ -301,7 +301,7 @@ class Design:
             np.maximum.at(found, order, self._num_judged(rule) / len(order))
         return found
 
-    def _open(self, questions: Rows) -> Rows:
+    def _open(self, questions: RowNumbers) -> RowNumbers:
         """Return the distinct questions without an answer, in order."""
         questions = questions[self.value[questions] == NOT_ASKED]
         return questions[np.sort(np.unique(questions, return_index=True)[1])]
@@ -324,7 +324,7 @@ class Design:
         fits = false[after] <= np.arange(len(after))
         return int(after[fits.argmax()]) if bool(fits.any()) else len(known)
 
-    def _in_turn(self) -> Rows:
+    def _in_turn(self) -> RowNumbers:
         """Return all open questions, one of each rule in turn."""
         lists = [self._open(order) for order in self.orders]
         longest = max(map(len, lists))
@@ -332,14 +332,14 @@ class Design:
         return self._open(padded[padded >= 0])
 
 
-def _numbered(query: Rows, document: Rows) -> tuple[Rows, Rows]:
+def _numbered(query: RowNumbers, document: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
     """Number pairs so that equal ones get the same number: the first place of each number, and the number of each."""
     both = query * (int(document.max()) + 1) + document  # rows, whose products fit into 64 bits
     _, first, number = np.unique(both, return_index=True, return_inverse=True)
     return first.astype(np.int64), number.reshape(-1).astype(np.int64)
 
 
-def _order(population: Population, seed: int, identities: tuple[Rows, Rows] | None) -> Rows:
+def _order(population: Population, seed: int, identities: tuple[RowNumbers, RowNumbers] | None) -> RowNumbers:
     """Return the slots of a population sorted by the permanent random number of their pair."""
     query, document = population.query, population.document
     copy = _copies(query, document)
@@ -353,7 +353,7 @@ def _order(population: Population, seed: int, identities: tuple[Rows, Rows] | No
     return np.lexsort((document, query, numbers)).astype(np.int64)
 
 
-def _copies(query: Rows, document: Rows) -> Rows:
+def _copies(query: RowNumbers, document: RowNumbers) -> RowNumbers:
     """Return, for each slot, how often its pair appears before it."""
     order = np.lexsort((np.arange(len(query)), document, query))
     sorted_query, sorted_document = query[order], document[order]
@@ -366,7 +366,7 @@ def _copies(query: Rows, document: Rows) -> Rows:
     return out
 
 
-def equal_texts(texts: Sequence[str] | None) -> Rows | None:
+def equal_texts(texts: Sequence[str] | None) -> RowNumbers | None:
     """Return the first row with the same text for each row; None without texts.
 
     >>> equal_texts(["a", "b", "a"]).tolist()

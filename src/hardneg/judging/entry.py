@@ -11,8 +11,8 @@ import torch
 from hardneg.core.errors import argument_error, check_callable, check_count, check_range, check_seed
 from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import Keys
-from hardneg.judging.asking import Asking, Judge, Pair, answers_of, confirmed, found_among
-from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
+from hardneg.judging.asking import Asking, Judge, RowPair, answers_of, confirmed, found_among
+from hardneg.judging.design import Design, Population, RowNumbers, Sensitivity, equal_texts
 from hardneg.judging.result import Judged, judged_of
 from hardneg.judging.rules import DEFAULT, population_of, read_rules
 from hardneg.mining.alignment import warn_of_missing_positives
@@ -63,15 +63,15 @@ def judge(
         k: Number of negatives per query.
         judge: Function of ``[(query row, document row), ...]`` that returns, for each pair, True or a grade above
             ``above`` if the document is relevant to the query, and None if it cannot tell.
-        budget: Largest number of pairs that the judge is asked.
+        budget: Largest number of pairs to judge.
         level: Largest acceptable false-negative rate.
         confidence: Confidence of the certificates and of the upper bounds.
         seed: Seed of the order in which pairs are judged.
         above: A pair with a grade above this is a false negative.
-        confirm: A second judge, usually a person, who is asked about each pair that ``judge`` flags. The bounds then
+        confirm: A second judge, usually a person, who checks each pair that ``judge`` flags. The bounds then
             allow for false negatives that ``judge`` misses, by its sensitivity on known positives.
-        num_known: Known positives that ``judge`` is asked about if there is a ``confirm``.
-        num_mined: Pairs of the hardest rule that both ``judge`` and ``confirm`` are asked about first; the sensitivity
+        num_known: Known positives that ``judge`` is tested on if there is a ``confirm``.
+        num_mined: Pairs of the hardest rule that both ``judge`` and ``confirm`` answer first; the sensitivity
             is then measured on the false negatives among them instead of on known positives.
         texts: Texts of queries and of documents; pairs of the same texts share an answer.
         draw: How each rule draws its negatives, as in ``mine``.
@@ -104,7 +104,7 @@ def judge(
     num_known = check_count("judge", "num_known", num_known)
     num_mined = check_count("judge", "num_mined", num_mined, least=0)
     if num_mined and confirm is None:
-        raise argument_error("judge", "confirm, which is asked about mined pairs too", "num_mined", num_mined)
+        raise argument_error("judge", "confirm, which judges mined pairs too", "num_mined", num_mined)
     if num_mined > budget:
         raise argument_error("judge", f"at most the budget of {budget}", "num_mined", num_mined)
     check_promise(level, confidence)
@@ -155,7 +155,7 @@ def check_promise(level: float, confidence: float) -> None:
     check_range("judge", "confidence", confidence, 0.5, 1.0, open_high=True)
 
 
-def some_positives(known: Pairs, number: int, seed: int) -> list[Pair]:
+def some_positives(known: Pairs, number: int, seed: int) -> list[RowPair]:
     """Return some known positives, drawn with the seed.
 
     Args:
@@ -169,7 +169,7 @@ def some_positives(known: Pairs, number: int, seed: int) -> list[Pair]:
     return list(zip(query[order].tolist(), rows[order].tolist(), strict=True))
 
 
-def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[Rows | None, Rows | None]:
+def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[RowNumbers | None, RowNumbers | None]:
     """Return the keys by which pairs of the same texts share an answer."""
     for name, given, size in zip(("queries", "corpus"), texts, sizes, strict=True):
         if given is not None and len(given) != size:
@@ -177,7 +177,7 @@ def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[Rows | N
     return equal_texts(texts[0]), equal_texts(texts[1])
 
 
-def _identities(keys: Keys, size: int) -> Rows:
+def _identities(keys: Keys, size: int) -> RowNumbers:
     """Return the numbers from which random numbers are made: ids, and rows where there is no id."""
     rows = np.arange(size, dtype=np.int64)
     if keys.ids is None:

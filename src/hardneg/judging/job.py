@@ -1,7 +1,7 @@
 """`hardneg judge`: mine the pairs of several rules, have some of them judged, and write what is known.
 
 ``run`` is the entry point. It works in rounds in one folder (``folder.py``): each run continues where the last one
-stopped, with the answers that have been given since. A judge that is a program is asked at once; people get a sheet.
+stopped, with the answers that have been given since. A judge that is a program answers at once; people get a sheet.
 """
 
 from __future__ import annotations
@@ -23,17 +23,25 @@ from hardneg.core.types import hash_text
 from hardneg.io.files import locked, output_folder, run_again, write_atomically, write_json
 from hardneg.io.outputs import check_output
 from hardneg.io.provenance import environment
-from hardneg.judging.asking import Asking, Grade, Pair, answers_of, found_among
-from hardneg.judging.design import Design, Population, Rows, Sensitivity, equal_texts
+from hardneg.judging.asking import Asking, Grade, RowPair, answers_of, found_among
+from hardneg.judging.design import Design, Population, RowNumbers, Sensitivity, equal_texts
 from hardneg.judging.entry import some_positives
 from hardneg.judging.folder import AnswerLog, check_state, load_populations, store_populations
-from hardneg.judging.judges import OfTexts, calibrated, digest_of_text, function_judge
-from hardneg.judging.llm import Estimate, LLMJudge, OverCap, read_prompt
+from hardneg.judging.judges import (
+    Estimate,
+    LLMJudge,
+    OfTexts,
+    OverCap,
+    calibrated,
+    digest_of_text,
+    function_judge,
+    read_prompt,
+)
 from hardneg.judging.options import FILE, MODEL, JudgeOptions
 from hardneg.judging.page import examples_of, judge_page
 from hardneg.judging.result import Judged, judged_of
 from hardneg.judging.rules import DEFAULT, population_of, read_rules
-from hardneg.judging.sheet import Row, Votes, read_answers, votes_of, write_sheet
+from hardneg.judging.sheet import SheetRow, Votes, read_answers, votes_of, write_sheet
 from hardneg.mining.checks import check_options
 from hardneg.mining.engines import Local
 from hardneg.mining.inputs import StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
@@ -65,7 +73,7 @@ class Outcome:
         result: Rates and choice so far.
         folder: The folder of the judgement.
         waiting: Pairs on the sheet that wait for an answer; 0 if judging has ended.
-        ignored: Answers for pairs that were not asked.
+        ignored: Answers for pairs that are not on a sheet.
         people: Names of the people who have answered.
         kappa: Their agreement; NaN if no pair was answered by two.
     """
@@ -123,7 +131,7 @@ class Round:
         progress: Called at the start of each stage.
         say: Called with lines to show.
         records: The stored answers.
-        ignored: Answers for pairs that were not asked.
+        ignored: Answers for pairs that are not on a sheet.
         sample: Questions that people answer whatever the judge says.
         estimated: Whether the use of an LLM has been announced.
     """
@@ -150,7 +158,7 @@ class Round:
         promise = self.options.false_negatives, self.options.confidence
         design = Design(self.populations, *promise, self.mining.seed, *self._keys(), self._identities())
         asking = Asking(design, self._above())
-        pending: list[Pair] = []
+        pending: list[RowPair] = []
         if judge is not None and self.options.num_mined:
             design.sensitivity, pending = self._checked(asking, judge, name, votes)
         elif judge is not None and self.options.confirm:
@@ -214,7 +222,7 @@ class Round:
         """Row of each id."""
         return tuple({name: row for row, name in enumerate(names)} for names in self.ids)  # type: ignore[return-value]
 
-    def _texts(self, pair: Pair) -> tuple[str, str]:
+    def _texts(self, pair: RowPair) -> tuple[str, str]:
         """Return the texts of a pair, and ids where there are no texts."""
         sides = self.problem.queries, self.problem.corpus
         return tuple(  # type: ignore[return-value]
@@ -222,13 +230,13 @@ class Round:
             for side, names, row in zip(sides, self.ids, pair, strict=True)
         )
 
-    def _ids(self, pair: Pair) -> tuple[str, str]:
+    def _ids(self, pair: RowPair) -> tuple[str, str]:
         return self.ids[0][pair[0]], self.ids[1][pair[1]]
 
-    def _keys(self) -> tuple[Rows | None, Rows | None]:
+    def _keys(self) -> tuple[RowNumbers | None, RowNumbers | None]:
         return equal_texts(self.problem.queries.texts), equal_texts(self.problem.corpus.texts)
 
-    def _identities(self) -> tuple[Rows, Rows]:
+    def _identities(self) -> tuple[RowNumbers, RowNumbers]:
         return tuple(np.array([hash_text(name) for name in names], dtype=np.int64) for names in self.ids)  # type: ignore[return-value]
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -309,15 +317,15 @@ class Round:
 
     def _is_asked(self) -> Callable[[tuple[str, str]], bool]:
         """Return a function that says whether a pair belongs to the rules."""
-        asked = {
+        questions = {
             self._ids(pair)
             for one in self.populations
             for pair in zip(one.query.tolist(), one.document.tolist(), strict=True)
         }
-        return asked.__contains__
+        return questions.__contains__
 
     @cached_property
-    def _earlier(self) -> set[Pair]:
+    def _earlier(self) -> set[RowPair]:
         """Pairs that the given judgements call irrelevant: answers that cost nothing."""
         path = self.mining.judgements
         graded = [] if path is None else read_grades(path, "judge")
@@ -355,13 +363,13 @@ class Round:
         """Whether a person has to confirm an answer of the judge."""
         return self.options.confirm and record["grade"] is not None and record["grade"] > above
 
-    def _row(self, record: Mapping[str, Any]) -> Pair:
+    def _row(self, record: Mapping[str, Any]) -> RowPair:
         """Return the rows of a stored pair; (-1, -1) if its ids are no longer in the data."""
         return self.row_of[0].get(record["query"], -1), self.row_of[1].get(record["document"], -1)
 
-    def _ask(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> list[Pair]:
+    def _ask(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> list[RowPair]:
         """Ask a judge that is a program; return the pairs whose flags a person has yet to confirm."""
-        # While asking, a flagged pair counts as a true negative: what is asked next is what is needed if people reject
+        # While asking, a flagged pair counts as a true negative: the next questions are those needed if people reject
         # the flags. Afterwards it is unknown until they have answered, and bounded both ways.
         for pair in self._to_confirm(asking, votes):
             asking.put(asking.number_of[pair], None, False)
@@ -370,7 +378,7 @@ class Round:
         if first and not self.options.confirm:
             self.say("The bounds trust every answer of the judge; with --confirm they allow for its errors.")
 
-        def of_pairs(pairs: list[Pair]) -> Iterator[Grade]:
+        def of_pairs(pairs: list[RowPair]) -> Iterator[Grade]:
             for grade in self._answers("judge", judge, name, pairs):
                 yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
 
@@ -380,20 +388,20 @@ class Round:
             self.say(str(error))
         return self._put_unconfirmed(asking, votes)
 
-    def _answers(self, kind: str, judge: OfTexts, name: str, pairs: list[Pair]) -> Iterator[Grade]:
+    def _answers(self, kind: str, judge: OfTexts, name: str, pairs: list[RowPair]) -> Iterator[Grade]:
         """Yield the judge's answers, each stored on the disk before."""
         for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
             self._keep(kind, self._ids(pair), grade, name)
             yield grade
 
-    def _put_unconfirmed(self, asking: Asking, votes: Votes) -> list[Pair]:
+    def _put_unconfirmed(self, asking: Asking, votes: Votes) -> list[RowPair]:
         """Return the pairs whose flags a person has yet to confirm, which are unknown until then."""
         pending = self._to_confirm(asking, votes)
         for pair in pending:
             asking.put(asking.number_of[pair], None)
         return pending
 
-    def _to_confirm(self, asking: Asking, votes: Votes) -> list[Pair]:
+    def _to_confirm(self, asking: Asking, votes: Votes) -> list[RowPair]:
         """Return the pairs whose flags a person has yet to confirm."""
         flagged = (
             self._row(record)
@@ -402,7 +410,7 @@ class Round:
         )
         return [pair for pair in flagged if pair in asking.number_of]
 
-    def _check_cost(self, judge: OfTexts, first: list[Pair], requests: int) -> None:
+    def _check_cost(self, judge: OfTexts, first: list[RowPair], requests: int) -> None:
         """Say once what an LLM is expected to use, and raise if that exceeds a cap."""
         if not first or self.estimated or not isinstance(judge, LLMJudge):
             return
@@ -434,7 +442,7 @@ class Round:
         self._keep("threshold", ("", ""), above, self.options.judge)
         self.say(f"Scores above {above:.4g} count as false negatives, from {len(known)} pairs with known answers.")
 
-    def _positives(self, part: int = 0) -> list[Pair]:
+    def _positives(self, part: int = 0) -> list[RowPair]:
         """Return some known positives.
 
         Args:
@@ -459,7 +467,7 @@ class Round:
         earlier = sum(grade is not None and grade > above for grade in known.values()), len(known)
         return Sensitivity.of(earlier[0] + new[0], earlier[1] + new[1], 1 - self.options.confidence)
 
-    def _checked(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> tuple[Sensitivity, list[Pair]]:
+    def _checked(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> tuple[Sensitivity, list[RowPair]]:
         """Return the sensitivity on mined pairs that people judge too, and the pairs that wait for their answers."""
         sample = asking.design.sample(self.options.num_mined)
         self.sample = set(sample.tolist())
@@ -476,7 +484,7 @@ class Round:
         by_judge = {question: grades[pair] for question, pair in of.items()}
         return asking.sensitivity(sample, by_judge, people, votes.above), []
 
-    def _write(self, result: Judged, pending: list[Pair], votes: Votes) -> None:
+    def _write(self, result: Judged, pending: list[RowPair], votes: Votes) -> None:
         """Write the judgements, the figures, the page, and the sheet of what is open."""
         judgements = self._judgements(result)
         write_atomically(self.folder / "judgements.tsv", lambda file: file.write(judgements.encode()), run_again)
@@ -487,7 +495,7 @@ class Round:
         )
         examples = examples_of(result, self.populations, self._texts)
         write_page(self.folder / "judge.html", judge_page(result, examples), "judge", overwrite=True)
-        rows = [Row(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
+        rows = [SheetRow(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
         if self.options.judge == FILE or self.options.confirm:
             write_sheet(self.folder, rows, "Pairs to judge")
 
@@ -496,7 +504,7 @@ class Round:
         sizes = {"queries": len(self.problem.queries), "documents": len(self.problem.corpus)}
         return {**sizes, "k": self.mining.k, "draw": self.mining.draw, "similarity": self.mining.similarity}
 
-    def _example(self, pair: Pair) -> str:
+    def _example(self, pair: RowPair) -> str:
         """Return the text of a known positive of the query, as an example on the sheet."""
         own = self.problem.positives[pair[0]]
         return self._texts((pair[0], own[0]))[1] if own else ""
@@ -518,7 +526,7 @@ class Round:
                     writer.writerow([*self._ids(pair), score, grade, f"{one.probability:.6g}", "judged"])
         return text.getvalue()
 
-    def _same_texts(self, pair: Pair) -> list[Pair]:
+    def _same_texts(self, pair: RowPair) -> list[RowPair]:
         """Return the pairs that share the answer of a pair: queries of the same text with the same document."""
         return [(query, pair[1]) for query in self._queries_like[pair[0]]]
 

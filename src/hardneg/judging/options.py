@@ -29,10 +29,10 @@ FILE, MODEL = "file", "cross-encoder:"
 
 @dataclass(frozen=True)
 class LLMOptions:
-    """How a large language model is asked."""
+    """How a large language model is queried."""
 
     url: str | None = option(None, "Address of an OpenAI-compatible API, such as http://localhost:8000/v1.", LLM)
-    llm: str | None = option(None, "Name of the model that the API serves.", LLM)
+    llm: str | None = option(None, "Name of the model of that API.", LLM)
     key_variable: str = option("OPENAI_API_KEY", "Environment variable that contains the key of the API.", LLM)
     prompt: str | None = option(
         None, "File with a prompt that contains {query} and {document}; OUT/prompt.txt is a copy of the default.", LLM
@@ -82,7 +82,7 @@ class JudgeOptions:
         JUDGE,
         "--confirm",
     )
-    num_known: int = option(50, "Known positives that the judge is asked about, with --confirm.", JUDGE, low=1)
+    num_known: int = option(50, "Known positives that the judge is tested on, with --confirm.", JUDGE, low=1)
     num_mined: int = option(
         0,
         "With --confirm: pairs of the hardest rule that people judge whatever the judge says; its sensitivity is then "

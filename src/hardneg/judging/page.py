@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from hardneg.judging.asking import Pair
+from hardneg.judging.asking import RowPair
 from hardneg.judging.design import Population
 from hardneg.judging.result import Judged, percent
 from hardneg.judging.statistics import most_allowed, upper_bound
@@ -20,7 +20,7 @@ _examples = 4
 COLUMNS = ("similarity", "pairs", "judged", "false negatives", "rate", "bounds", "certified", "more judgements needed")
 
 
-class Example(NamedTuple):
+class FalseNegative(NamedTuple):
     """A false negative that was found.
 
     Attributes:
@@ -33,18 +33,18 @@ class Example(NamedTuple):
 
 
 def examples_of(
-    result: Judged, populations: Sequence[Population], texts: Callable[[Pair], tuple[str, str]]
-) -> dict[str, list[Example]]:
+    result: Judged, populations: Sequence[Population], texts: Callable[[RowPair], tuple[str, str]]
+) -> dict[str, list[FalseNegative]]:
     """Return some false negatives of each rule, by its expression."""
     false = [(pair.query, pair.document) for pair in result.pairs if pair.false_negative]
     found = {}
     for one in populations:
         held = set(zip(one.query.tolist(), one.document.tolist(), strict=True))
-        found[one.name] = [Example(*texts(pair)) for pair in false if pair in held][:_examples]
+        found[one.name] = [FalseNegative(*texts(pair)) for pair in false if pair in held][:_examples]
     return found
 
 
-def judge_page(result: Judged, examples: dict[str, list[Example]]) -> str:
+def judge_page(result: Judged, examples: dict[str, list[FalseNegative]]) -> str:
     """Return the page as HTML.
 
     Args:

@@ -35,7 +35,7 @@ class Judged:
 
     Attributes:
         rates: (estimate, low, high) of the false-negative rate of each rule, keyed by the rule as it was given, easiest
-            first. ``high`` is an upper bound with the confidence that was asked for, ``low`` a lower bound with half of
+            first. ``high`` is an upper bound with the given confidence, ``low`` a lower bound with half of
             its error; both are valid although the number of judgements was not fixed before.
         chosen: The hardest rule whose rate is certified to be at most the level, or None.
         pairs: The judged pairs, with the probability of each.
@@ -47,7 +47,7 @@ class Judged:
         confidence: Confidence of the certificates.
         spent: Judgements that were used.
         budget: Judgements that were allowed.
-        confirmations: Pairs that the judge flagged and a second judge was asked about.
+        confirmations: Pairs that the judge flagged and a second judge checked.
         sensitivity: (found, tried, lower bound) of the judge on relevant pairs; None if every answer was trusted.
         names: Expression of each rule.
         measured_on: Expression of the rule among whose mined pairs people found these relevant pairs; empty if they are
@@ -180,7 +180,7 @@ def judged_of(asking: Asking, confidence: float, budget: int, confirmations: int
         asking: The design with its answers.
         confidence: Confidence of the certificates.
         budget: Judgements that were allowed.
-        confirmations: Pairs that a second judge was asked about.
+        confirmations: Pairs that a second judge checked.
     """
     design, populations = asking.design, asking.design.populations
     states = {one.rule: design.state(number) for number, one in enumerate(populations)}

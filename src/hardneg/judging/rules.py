@@ -67,7 +67,7 @@ def read_rules(rules: Any) -> list[tuple[Any, Negatives]]:
 
 
 def name_of(negatives: Negatives) -> str:
-    """Return the expression; distributions that cannot be written as text are told apart by their identity."""
+    """Return the expression; distributions that cannot be written as text are distinguished by their identity."""
     text = repr(negatives)
     return text if all(factor.textual for factor in negatives.factors) else f"{text} at {id(negatives):x}"
 

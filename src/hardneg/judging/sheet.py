@@ -29,7 +29,7 @@ from hardneg.pages.render import render, write_page
 COLUMNS = ("query-id", "corpus-id", "grade", "by", "query", "document", "positive")
 """Columns of a sheet; people fill in ``grade`` and, if they like, ``by``."""
 
-Ids = tuple[str, str]
+PairIds = tuple[str, str]
 """(query id, document id) as texts."""
 
 _words = {
@@ -41,7 +41,7 @@ _thumbnail = 240  # pixels
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """One pair on a sheet.
 
     Attributes:
@@ -51,7 +51,7 @@ class Row:
         positive: A known positive of the query, as an example.
     """
 
-    ids: Ids
+    ids: PairIds
     query: str
     document: str
     positive: str = ""
@@ -67,13 +67,13 @@ class Votes:
     """
 
     above: float
-    of: dict[Ids, dict[str, float | None]] = field(default_factory=dict)
+    of: dict[PairIds, dict[str, float | None]] = field(default_factory=dict)
 
-    def add(self, ids: Ids, person: str, grade: float | None) -> None:
+    def add(self, ids: PairIds, person: str, grade: float | None) -> None:
         """Store an answer; the last one of a person counts."""
         self.of.setdefault(ids, {})[person] = grade
 
-    def grade(self, ids: Ids) -> float | None:
+    def grade(self, ids: PairIds) -> float | None:
         """Return the mean grade of the majority; None for a tie or without a usable answer."""
         grades = [grade for grade in self.of.get(ids, {}).values() if grade is not None]
         yes = [grade for grade in grades if grade > self.above]
@@ -93,7 +93,7 @@ class Votes:
         return agreement(votes)
 
 
-def write_sheet(folder: Path, rows: Sequence[Row], title: str) -> tuple[Path, Path]:
+def write_sheet(folder: Path, rows: Sequence[SheetRow], title: str) -> tuple[Path, Path]:
     """Write sheet.csv and sheet.html.
 
     Args:
@@ -114,7 +114,7 @@ def write_sheet(folder: Path, rows: Sequence[Row], title: str) -> tuple[Path, Pa
     return table, page
 
 
-def sheet_page(rows: Sequence[Row], title: str) -> str:
+def sheet_page(rows: Sequence[SheetRow], title: str) -> str:
     """Return the HTML page of a sheet."""
     pairs = [
         {

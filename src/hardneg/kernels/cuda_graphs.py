@@ -29,7 +29,7 @@ DEVICES = ("cuda",)
 BACKEND = "inductor"
 BLOCK = 1024
 """Number of candidates that a compiled function sums at once: as many as a kernel keeps in registers."""
-Output = TypeVar("Output")
+AnyOutput = TypeVar("AnyOutput")
 Outputs = list[tuple[Tensor, Tensor]]
 """Outputs to differentiate, each with the gradient by it."""
 OutputsOf = Callable[[Sequence[Tensor]], Outputs]
@@ -63,7 +63,7 @@ class Runner:
         """Number of candidates that are summed at once; None for all."""
         return BLOCK if self.device in DEVICES else None
 
-    def __call__(self, function: Callable[..., Output], shape: TileShape, *args: Any) -> Output:
+    def __call__(self, function: Callable[..., AnyOutput], shape: TileShape, *args: Any) -> AnyOutput:
         """Call the function; the arguments have the shapes of a tile of ``shape``."""
         if not self.compiles:
             return function(*args)

@@ -29,7 +29,7 @@ from hardneg.io.functions import load_function, load_imports
 from hardneg.io.outputs import check_output
 from hardneg.mining.cache_key import key_of_function
 from hardneg.mining.fusion import check_quotas, named_source, split_name
-from hardneg.mining.options import Draw, MineOptions, given_inputs, inputs, manifest_of
+from hardneg.mining.options import DrawKind, MineOptions, given_inputs, inputs, manifest_of
 from hardneg.mining.output import Layout, check_format
 from hardneg.mining.search_depth import check_depth
 from hardneg.mining.select import Rule
@@ -75,7 +75,7 @@ def check_vectors(name: str, vectors: Tensor, cosine: bool, first: int = 0) -> N
 
 def check_rule(rule: Rule, temperature: float, near_positive: float | None) -> None:
     """Raise if the draw, the temperature, a cosine of the guards or the weights cannot be used for mining."""
-    check_among("mine", "draw", rule.draw, get_args(Draw))
+    check_among("mine", "draw", rule.draw, get_args(DrawKind))
     check_range("mine", "temperature", temperature, 0.0, math.inf, open_high=True)
     if temperature == 0:
         raise argument_error("mine", "a temperature above 0", "temperature", temperature)

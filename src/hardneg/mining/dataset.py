@@ -47,7 +47,7 @@ from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, 
 from hardneg.mining.engines import Ranks
 from hardneg.mining.entry import mine_vectors
 from hardneg.mining.explain import no_negatives
-from hardneg.mining.options import TEMPERATURE, Draw, MineOptions
+from hardneg.mining.options import TEMPERATURE, DrawKind, MineOptions
 from hardneg.mining.output import Layout, Result, columns_of, has_rows, with_judged_negatives
 from hardneg.mining.pair_scores import PairScorer, pair_scorer
 from hardneg.mining.problem import Problem, Side, build_problem, texts_of
@@ -93,7 +93,7 @@ def mine_dataset(
     model: Any = None,
     negatives: Negatives | str | None = None,
     k: int | None = None,
-    draw: Draw | None = None,
+    draw: DrawKind | None = None,
     seed: int = 0,
     *,
     corpus: Sequence[str] | None = None,
@@ -371,13 +371,13 @@ class Translated:
 
     negatives: Negatives | str
     k: int
-    draw: Draw
+    draw: DrawKind
     candidates: int
     use_faiss: bool = False
 
 
 def translate(
-    named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: Draw | None, most_positives: int
+    named: dict[str, Any], negatives: Negatives | str | None, k: int | None, draw: DrawKind | None, most_positives: int
 ) -> Translated:
     """Return the rule given in either vocabulary.
 

@@ -25,7 +25,7 @@ from hardneg.mining.alignment import (
 )
 from hardneg.mining.corpus_scores import Rescore
 from hardneg.mining.miner import Mined, Miner
-from hardneg.mining.options import TEMPERATURE, Draw, MineOptions, Similarity
+from hardneg.mining.options import TEMPERATURE, DrawKind, MineOptions, Similarity
 from hardneg.mining.pairs import Positives, as_one, numbered_ids
 from hardneg.mining.search import Search, SearchKind
 from hardneg.mining.select import Rule
@@ -39,7 +39,7 @@ def mine(
     positives: Any,
     negatives: Negatives | str = MineOptions.negatives,
     k: int = MineOptions.k,
-    draw: Draw = "top",
+    draw: DrawKind = "top",
     seed: int = 0,
     *,
     similarity: Similarity | None = None,
@@ -125,7 +125,7 @@ def mine_vectors(
     positives: Positives,
     negatives: Negatives | str = MineOptions.negatives,
     k: int = MineOptions.k,
-    draw: Draw = "top",
+    draw: DrawKind = "top",
     seed: int = 0,
     *,
     similarity: Similarity | None = None,

@@ -16,7 +16,7 @@ from hardneg.core.options import REQUIRED, argument, make_plain, option, part
 inputs = ("queries", "corpus", "judgements", "query_embeddings", "corpus_embeddings")
 """Names of the options that are paths of input files."""
 
-Draw = Literal["top", "gumbel", "categorical"]
+DrawKind = Literal["top", "gumbel", "categorical"]
 """How negatives are chosen from the support of a distribution."""
 Fusion = Literal["rrf", "similarity"]
 """Order of the candidates of several retrievers."""
@@ -96,7 +96,7 @@ class MineOptions:
         RULE,
     )
     k: int = option(5, "Number of negatives per query.", RULE, "-k", low=1)
-    draw: Draw = option("top", "How negatives are drawn.", RULE, among=get_args(Draw))
+    draw: DrawKind = option("top", "How negatives are drawn.", RULE, among=get_args(DrawKind))
     seed: int = option(0, "Seed of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Temperature of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: Similarity = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))

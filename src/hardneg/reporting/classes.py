@@ -25,7 +25,7 @@ class ClassTable:
     Attributes:
         arms: The arms, which are the columns.
         rows: Name of the class, number of its items, and the mean accuracy of each arm over its seeds, in percent.
-        is_long: Whether the table has so many rows that it is folded.
+        is_long: Whether the table is long enough to be folded.
     """
 
     arms: list[ArmRuns]

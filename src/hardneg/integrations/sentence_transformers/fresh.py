@@ -20,7 +20,7 @@ from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
 from hardneg.mining.checks import check_rule
 from hardneg.mining.entry import mine_vectors
-from hardneg.mining.options import TEMPERATURE, Draw
+from hardneg.mining.options import TEMPERATURE, DrawKind
 from hardneg.mining.problem import Side, build_problem
 from hardneg.mining.select import Rule
 from hardneg.negatives import Negatives, parse
@@ -54,7 +54,7 @@ class FreshNegatives:
         k: int = 1,
         *,
         corpus: Sequence[str] = (),
-        draw: Draw = "top",
+        draw: DrawKind = "top",
         seed: int = 0,
         temperature: float = TEMPERATURE,
     ) -> None:
