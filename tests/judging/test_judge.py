@@ -219,7 +219,8 @@ def test_sensitivity_is_measured_on_mined_pairs() -> None:
     rules = ["BelowPositive(relative=0.6)", "Rank(0, 6)"]
     data = world.corpus, world.corpus, world.positives, rules, 4
     naive = hn.judge(*data, errs, 600, confirm=confirm)
-    assert naive.sensitivity == (50, 50, pytest.approx(0.9161, abs=1e-4))
+    assert naive.sensitivity[:2] == (50, 50)
+    assert naive.sensitivity[2] == pytest.approx(0.9161, abs=1e-4)
     assert naive.measured_on == ""
     assert naive.rates["Rank(0, 6)"][2] < world.rate("Rank(0, 6)", 4), "the bound misses"
     people.clear()

@@ -69,10 +69,11 @@ def with_judged(audit: Audit, judged: Any) -> Audit:
 
 def _row(figures: dict[str, Any]) -> RuleFigures:
     """Return the row of a judged rule; only its similarity and its rate are known."""
-    names = (
+    names = (  # figures that only an audit of the vectors gives
         "similarity_error", "effective_number", "near_duplicates", "hubness", "hub_share", "coverage", "clamped",
         "attracted", "effective_temperature", "without_negatives",
     )  # fmt: skip
+    unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
     rate = math.nan if figures["rate"] is None else float(figures["rate"])
     return RuleFigures(
         f"{figures['rule']} (judged)",
@@ -82,5 +83,5 @@ def _row(figures: dict[str, Any]) -> RuleFigures:
         false_negatives_error=math.nan,
         judged_share=math.nan if math.isnan(rate) else 1.0,
         bounds=(float(figures["low"]), float(figures["high"])),
-        **dict.fromkeys(names, math.nan),
+        **unknown,
     )
