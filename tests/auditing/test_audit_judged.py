@@ -17,6 +17,7 @@ import hardneg as hn
 from hardneg.auditing.page import audit_page
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, Damaged, NoFile
+from support.html_page import Page
 
 RULES = ["Rank(stop=6)", "Rank(start=20, stop=40)"]
 
@@ -54,6 +55,8 @@ def test_error_bars_of_the_chart_end_at_the_bounds(data: Any) -> None:
     z, _, judged = data
     found = hn.audit(z, RULES[0], frontier=False, judged=judged)
     page = audit_page(found)
+    hardest = max(judged.rates, key=lambda rule: judged.similarity[rule])
+    assert f"{100 * judged.rates[hardest][2]:.2f} %." in Page(page).words, "the lead has the bounds of an estimate"
     wide = page[page.index('class="chart wide-chart"') :]
     bars = re.findall(r'class="interval" x1="[\d.]+" x2="[\d.]+" y1="([\d.]+)" y2="([\d.]+)"', wide)[:2]
     assert len(bars) == 2

@@ -146,6 +146,24 @@ def test_what_is_known_at_a_cap_is_written(server: Server, options: MakeOptions,
         job.run(options(judge="llm", asking=asking(server, max_tokens=2000), budget=12))
 
 
+@pytest.mark.parametrize("num_mined", [0, 15])
+def test_the_estimate_comes_before_the_pairs_that_measure_the_sensitivity(
+    num_mined: int, server: Server, options: MakeOptions, tmp_path: Path
+) -> None:
+    change = {"judge": "llm", "confirm": True, "num_known": 10, "num_mined": num_mined, "budget": 30}
+    said: list[tuple[str, int]] = []
+    job.run(options(**change, asking=asking(server)), say=lambda line: said.append((line, len(server.asked))))
+    ((line, before),) = [one for one in said if "tokens of" in one[0]]
+    assert before == 0
+    assert f"At most {40 if not num_mined else 30} judgements" in line
+    assert len(server.asked) >= (num_mined or 10)
+    asked = len(server.asked)
+    capped = options({"out": str(tmp_path / "capped")}, **change, asking=asking(server, max_tokens=100))
+    with pytest.raises(OverCap):
+        job.run(capped)
+    assert len(server.asked) == asked
+
+
 def test_the_same_file_as_from_a_sheet_or_a_function(server: Server, options: MakeOptions, tmp_path: Path) -> None:
     """With failures in between; every judgement is paid for once."""
     direct = job.run(options({"out": str(tmp_path / "direct")}, judge=FUNCTION))

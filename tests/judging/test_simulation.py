@@ -28,6 +28,11 @@ def test_the_committed_figures() -> None:
         assert world["cost"] is None or world["cost"]["share"] <= 0.6
     assert all(one["chosen"] >= 0.5 for one in found["single"])
     assert all(one["least_coverage"] >= 0.95 for one in found["erring"])
+    weaker = {(one["world"], one["num_mined"]): one for one in found["weaker"]}
+    assert len(weaker) == 6
+    for (_, num_mined), one in weaker.items():
+        assert (one["least_coverage"] >= 0.95) == (num_mined > 0)
+        assert num_mined == 0 or one["chosen_above_the_level"] <= 0.05
     page = (ROOT / "docs" / "explanation" / "judging.md").read_text(encoding="utf-8").splitlines()
     assert set(judge_simulation.tables(found).splitlines()) <= {*page, ""}
 
@@ -41,3 +46,6 @@ def test_a_few_repetitions() -> None:
     assert 0 < judge_simulation.exact_sample(300, 3, 0.05) < 300
     errs = judge_simulation.erring(world, 0.1, 100, 3)
     assert errs["confirmations"] > 0
+    checked = judge_simulation.erring(world, 0.1, 100, 3, found=0.5, num_mined=40)
+    assert checked["confirmations"] >= 40
+    assert checked["least_coverage"] == 1.0

@@ -69,10 +69,11 @@ def with_judged(audit: Audit, judged: Any) -> Audit:
 
 def _row(figures: dict[str, Any]) -> RuleFigures:
     """Return the row of a judged rule; only its similarity and its rate are known."""
-    unknown: dict[str, Any] = dict.fromkeys((
+    names = (  # figures that only an audit of the vectors gives
         "similarity_error", "effective_number", "near_duplicates", "hubness", "hub_share", "coverage", "clamped",
         "attracted", "effective_temperature", "without_negatives",
-    ), math.nan)  # fmt: skip
+    )  # fmt: skip
+    unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
     rate = math.nan if figures["rate"] is None else float(figures["rate"])
     return RuleFigures(
         f"{figures['rule']} (judged)",

@@ -86,6 +86,7 @@ def lead(audit: Audit) -> Markup:
         return Markup(f"{random}. How many negatives are false is unknown: too few pairs are judged.")
     if not known:
         return Markup(f"{random}. Which negatives are false is unknown; only their hardness was measured.")
+    known = [row for row in known if row.bounds is None] or known  # estimates only where nothing is measured
     even = next((row for row in known if row.expression == "Uniform()"), None)
     first = (
         f"{random}; of uniformly chosen negatives {percent(even.false_negatives)} are false." if even else f"{random}."
@@ -93,6 +94,8 @@ def lead(audit: Audit) -> Markup:
     hardest = max((row for row in known if not row.reads_judge), key=lambda row: row.similarity, default=known[0])
     text = Markup("The hardest rule here, <code>{}</code>, reaches similarity {}, and {} of its negatives are false.")
     named = text.format(hardest.expression, number(hardest.similarity), percent(hardest.false_negatives))
+    if hardest.bounds is not None:
+        named += Markup(" The bounds of this estimate are {} and {}.").format(*map(percent, hardest.bounds))
     return Markup("{} {}{}").format(first, named, _middle(known, even, hardest))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 
 from hardneg.core.errors import argument_error, check_callable, check_count, check_range, check_seed
 from hardneg.core.keyed import uniform_of_pairs
-from hardneg.core.types import Keys
+from hardneg.core.types import Keys, hash_text
+from hardneg.io.files import locked
 from hardneg.judging.asking import Asking, Judge, RowPair, answers_of, confirmed, found_among
 from hardneg.judging.design import Design, Population, RowNumbers, Sensitivity, equal_texts
+from hardneg.judging.folder import Memory, check_state, digest_of_populations
 from hardneg.judging.result import Judged, judged_of
 from hardneg.judging.rules import DEFAULT, population_of, read_rules
 from hardneg.mining.alignment import warn_of_missing_positives
@@ -46,6 +49,7 @@ def judge(
     draw: str = "top",
     temperature: float = 1.0,
     search: Search | SearchKind = "exact",
+    out: str | Path | None = None,
 ) -> Judged:
     """Judge some mined pairs, and bound the false-negative rate of every rule.
 
@@ -77,12 +81,16 @@ def judge(
         draw: How each rule draws its negatives, as in ``mine``.
         temperature: Temperature of tilts, as in ``mine``.
         search: How candidates are found, as in ``mine``.
+        out: Folder that keeps every answer as soon as it is given. A call with the same data and options continues
+            there, after a kill or with a larger budget, and asks no pair twice.
 
     Returns:
         Rates with bounds, the hardest certified rule, and the judged pairs.
 
     Raises:
         ArgumentError: If an argument does not fit, a rule leaves no negatives, or the judge's answers are malformed.
+        DataChanged: If the pairs or the options differ from those of the first call with the same ``out``.
+        InUse: If another process works in the folder.
 
     Example:
         >>> truth = torch.arange(40) % 8
@@ -124,17 +132,52 @@ def judge(
     assert known is not None
     identities = _identities(queries, len(queries)), _identities(corpus, len(corpus))
     asking = Asking(Design(populations, level, confidence, seed, *keys, identities), above)
+    sample = (some_positives(known, num_known, seed), num_mined) if confirm is not None else None
+    if out is None:
+        return _ask(asking, judge, confirm, sample, confidence, [budget])
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", "judge", fix="wait until it ends, or use another folder as out"):
+        memory = Memory(folder)
+        promise = {"level": level, "confidence": confidence, "seed": seed, "above": above}
+        pairs = {"pairs": digest_of_populations(populations), "rules": [one.name for one in asking.design.populations]}
+        texts_of = [None if one is None else hash_text(str(one.tolist())) for one in keys]
+        check_state(folder, {**pairs, "texts": texts_of, **promise, "sample": sample}, begun=bool(memory.budgets))
+        confirm = None if confirm is None else memory.of("confirm", confirm)
+        return _ask(asking, memory.of("judge", judge), confirm, sample, confidence, memory.begin(budget))
+
+
+def _ask(
+    asking: Asking,
+    judge: Judge,
+    confirm: Judge | None,
+    sample: tuple[list[RowPair], int] | None,
+    confidence: float,
+    budgets: list[int],
+) -> Judged:
+    """Ask the judges, after measuring the sensitivity of the first one if there are two.
+
+    Args:
+        asking: The questions.
+        judge: The judge.
+        confirm: The judge of what the first one flags, or None.
+        sample: Known positives, and the number of mined pairs that measure the sensitivity instead.
+        confidence: Confidence of the certificates.
+        budgets: Largest numbers of answers of the first judge: those of earlier calls, and the current one.
+    """
     first, confirmations = judge, [0]
     if confirm is not None:
+        positives, num_mined = sample or ([], 0)
         if num_mined:
             asking.design.sensitivity = _checked(asking, judge, confirm, num_mined)
             confirmations[0] = len(asking.grades)
         else:
-            pairs = some_positives(known, num_known, seed)
-            asking.design.sensitivity = Sensitivity.of(*found_among(judge, pairs, above), 1 - confidence)
-        first = confirmed(judge, confirm, above, lambda n: confirmations.__setitem__(0, confirmations[0] + n))
-    asking.ask(first, budget)
-    return judged_of(asking, confidence, budget, confirmations[0])
+            found = found_among(judge, positives, asking.above)
+            asking.design.sensitivity = Sensitivity.of(*found, 1 - confidence)
+        first = confirmed(judge, confirm, asking.above, lambda n: confirmations.__setitem__(0, confirmations[0] + n))
+    for budget in budgets:
+        asking.ask(first, min(budget, budgets[-1]))
+    return judged_of(asking, confidence, budgets[-1], confirmations[0])
 
 
 def _checked(asking: Asking, judge: Judge, confirm: Judge, number: int) -> Sensitivity:

@@ -10,6 +10,7 @@ One process at a time works in a folder; a second one is refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import numpy as np
 from hardneg.core.errors import Damaged, DataChanged, NotWritten
 from hardneg.io.files import disk_failure, read_json, run_again, write_atomically, write_json
 from hardneg.io.sealed import check_seal, checked, sealing, with_checksum
+from hardneg.judging.asking import Grade, Judge, RowPair, answers_of
 from hardneg.judging.design import Population
 
 _fix = "use another --out, or delete the folder to judge from the start"
@@ -80,6 +82,63 @@ class AnswerLog:
             except OSError as error:
                 failure: NotWritten = disk_failure(self.path, error, run_again)
                 raise failure from error
+
+
+class Memory:
+    """Answers of judges in a folder, so that no pair is asked twice: for ``hn.judge(..., out=folder)``.
+
+    Args:
+        folder: The folder of the judgement.
+
+    Attributes:
+        budgets: Budgets of the calls so far, in order. Asking with each of them again repeats the questions of these
+            calls, so that a call that was interrupted ends with the same result as one that was not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log = AnswerLog(folder / "answers.jsonl")
+        self.budgets: list[int] = []
+        self._known: dict[str, dict[RowPair, Grade]] = {}
+        for record in self.log.read():
+            if record["kind"] == "budget":
+                self.budgets.append(record["budget"])
+            else:
+                self._known.setdefault(record["kind"], {})[record["query"], record["document"]] = record["grade"]
+
+    def begin(self, budget: int) -> list[int]:
+        """Store the budget of a new call, and return all budgets so far."""
+        if self.budgets[-1:] != [budget]:
+            self.log.append({"kind": "budget", "budget": budget})
+            self.budgets.append(budget)
+        return self.budgets
+
+    def of(self, kind: str, judge: Judge) -> Judge:
+        """Return a judge that is asked only about pairs without a stored answer, and whose answers are stored.
+
+        Args:
+            kind: Name of the judge in the file.
+            judge: The judge.
+        """
+        known = self._known.setdefault(kind, {})
+
+        def ask(pairs: list[RowPair]) -> list[Grade]:
+            new = list(dict.fromkeys(pair for pair in pairs if pair not in known))
+            if new:
+                for pair, grade in zip(new, answers_of(judge, new), strict=True):
+                    self.log.append({"kind": kind, "query": pair[0], "document": pair[1], "grade": grade})
+                    known[pair] = grade
+            return [known[pair] for pair in pairs]
+
+        return ask
+
+
+def digest_of_populations(populations: Sequence[Population]) -> str:
+    """Return a digest of the pairs of all rules, whatever the order of the rules."""
+    found = hashlib.sha256()
+    for one in sorted(populations, key=lambda one: (one.similarity, one.name)):
+        for rows in (one.query, one.document):
+            found.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+    return found.hexdigest()
 
 
 def check_state(folder: Path, wanted: dict[str, Any], *, begun: bool) -> None:

@@ -11,12 +11,25 @@ from markupsafe import Markup
 from hardneg.judging.asking import RowPair
 from hardneg.judging.design import Population
 from hardneg.judging.result import Judged, percent
-from hardneg.judging.statistics import most_allowed, upper_bound
-from hardneg.pages.charts.axes import Axis, grid, padded, shown, svg
+from hardneg.judging.statistics import upper_bound_at
+from hardneg.pages.charts.axes import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    TOP,
+    WIDTH,
+    Axis,
+    grid,
+    padded,
+    plain_number,
+    shown,
+    svg,
+)
 from hardneg.pages.charts.similarities import RootAxis
 from hardneg.pages.render import csv_link, render
 
 _examples = 4
+_steps = 24  # of the curve of bounds
 COLUMNS = ("similarity", "pairs", "judged", "false negatives", "rate", "bounds", "certified", "more judgements needed")
 
 
@@ -63,7 +76,7 @@ def judge_page(result: Judged, examples: dict[str, list[FalseNegative]]) -> str:
         columns=COLUMNS,
         rows=rows,
         csv=csv_link(["rule", *COLUMNS], ([name, *cells] for _, name, cells in rows)),
-        curve=_curve(result),
+        outlook=outlook(result),
         examples=[(name, pairs) for name, pairs in examples.items() if pairs],
         percent=percent,
     )
@@ -122,22 +135,60 @@ def _plane(result: Judged, width: int, height: int, kind: str) -> Markup:
     return svg(label, "".join(body), width=width, height=height, kind=f"chart {kind}")
 
 
-def _curve(result: Judged) -> tuple[str, list[tuple[str, str]]] | None:
-    """Return the next rule to decide and the upper bound that further judgements would give at its estimated rate."""
+class Outlook(NamedTuple):
+    """What further judgements would do to the upper bound of the next rule to decide.
+
+    Attributes:
+        name: Expression of the rule.
+        bounds: (further judgements, upper bound), beginning with no further ones.
+        level: The level that is to be certified.
+    """
+
+    name: str
+    bounds: list[tuple[int, float]]
+    level: float
+
+    @property
+    def chart(self) -> Markup:
+        """The bounds as a line, with the level."""
+        x = Axis(0.0, float(self.bounds[-1][0]), LEFT, WIDTH - 12)
+        y = Axis(0.0, 1.08 * max(self.level, *(bound for _, bound in self.bounds)), HEIGHT - BOTTOM, TOP)
+        at, points = y(self.level), " ".join(f"{x(more):.1f},{y(bound):.1f}" for more, bound in self.bounds)
+        hits = "".join(
+            f'<circle class="hit" cx="{x(more):.1f}" cy="{y(bound):.1f}" r="6">'
+            f"<title>{more:,} more judgements: at most {percent(bound)}</title></circle>"
+            for more, bound in self.bounds
+        )
+        body = (
+            grid(x, y, "upper bound", "further judgements", plain_number, lambda v: f"{100 * v:.4g} %")
+            + f'<line class="random" x1="{x.start}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text x="{x.start + 4}" y="{at - 4:.1f}">level {100 * self.level:g} %</text>'
+            f'<g class="c0"><polyline class="mean" points="{points}"/>{hits}</g>'
+        )
+        (_, first), (most, last) = self.bounds[0], self.bounds[-1]
+        ends = f"from {percent(first)} now to {percent(last)} after {most:,} further judgements"
+        return svg(f"Upper bound of the rate of {self.name}: {ends}; the level is {percent(self.level)}.", body)
+
+
+def outlook(result: Judged) -> Outlook | None:
+    """Return the bounds of the first rule that is not decided, if false negatives keep appearing as they did so far.
+
+    They reach as far as the certificate if one is expected, else as far as twice the judgements so far.
+    """
     rule = next((rule for rule, state in result.states.items() if not state.certified and not state.exact), None)
-    if rule is None or math.isnan(result.rates[rule][0]):
+    if rule is None or not result.states[rule].judged:
         return None
     state, error = result.states[rule], 1 - result.confidence
-    rate, share = (state.false + state.unknown) / max(state.judged, 1), result.rates[rule][2]
-    low = 1.0 if result.sensitivity is None else result.sensitivity[2]
-    error = error if result.sensitivity is None else 0.75 * error
-    rows = [("0", percent(share))]
-    for more in (50, 100, 200, 500, 1000, 2000):
-        number = min(state.judged + more, state.size)
-        answers = [int((i + 1) * rate) - int(i * rate) for i in range(number)]
-        if low > 0 and number > state.judged:
-            bound = upper_bound(state.size, answers, error) / state.size / low
-            rows.append((f"{number - state.judged:,}", percent(min(bound, 1.0))))
-        if number == state.size or most_allowed(state.size, result.level) >= state.size:
-            break
-    return result.names[rule], rows
+    rate, low = (state.false + state.unknown) / state.judged, 1.0
+    if result.sensitivity is not None:
+        error, low = 0.75 * error, result.sensitivity[2]
+    most = min(state.size - state.judged, 2 * state.judged if state.needed is None else -(-state.needed * 5 // 4))
+    if most <= 0 or low <= 0:
+        return None
+    high = result.rates[rule][2]
+    bounds, bound = [(0, high)], state.size if high >= 1 else round(high * low * state.size)
+    for more in sorted({-(-most * step // _steps) for step in range(1, _steps + 1)}):
+        false = state.false + state.unknown + math.ceil(rate * more - 1e-9)
+        bound = max(upper_bound_at(state.size, state.judged + more, false, error, bound), false)
+        bounds.append((more, min(bound / state.size / low, 1.0)))
+    return Outlook(result.names[rule], bounds, result.level)

@@ -137,11 +137,24 @@ def upper_bound(size: int, answers: Sequence[int] | NDArray[Any], error: float) 
         return false
     # While no false negative appears the ratio grows, so it is largest just before each of them, and at the end.
     looks = [*(int(place) for place in np.flatnonzero(found)), judged]
-    bound, threshold = size - (judged - false), -math.log(error)
+    bound = size - (judged - false)
     for already, look in enumerate(looks):
         if look:
-            bound = _last(lambda m: log_ratio(size, m, look, already) < threshold, already, bound)  # noqa: B023
+            bound = upper_bound_at(size, look, already, error, bound)
     return max(bound, false)
+
+
+def upper_bound_at(size: int, judged: int, false: int, error: float, most: int) -> int:
+    """Return the largest number of false negatives, of at most ``most``, that one look does not reject.
+
+    Args:
+        size: Number of pairs in the population.
+        judged: Number of answers.
+        false: Number of false negatives among them.
+        error: Error of the test.
+        most: Bound of earlier looks.
+    """
+    return _last(lambda m: log_ratio(size, m, judged, false) < -math.log(error), false, most)
 
 
 def lower_bound(size: int, answers: Sequence[int] | NDArray[Any], error: float) -> int:
