@@ -364,7 +364,7 @@ WRONG: list[tuple[list[str], str]] = [
         ["{z}", "--wanted-false-negatives", "2"],
         "needs --wanted-false-negatives in [0.0, 1.0], got --wanted-false-negatives 2.0",
     ),
-    (["{z}", "--similarity", "l2"], "needs --similarity to be one of cosine, dot, got --similarity l2"),
+    (["{z}", "--similarity", "l2"], "needs --similarity to be one of cosine, dot, got 'l2'"),
     (["{z}", "--out", "{z}"], "needs a folder as --out"),
     (["{dir}/table.jsonl"], "or a mined file, got"),
     (["{dir}/labelled.jsonl"], "or a mined file, got"),

@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "views": {"positives": vectors(300, 2), "labels": torch.arange(300) % 5},
     "a corpus": {"corpus": hn.Keys(vectors(500, 1), labels=torch.arange(500) % 5), "labels": torch.arange(300) % 5},
     "judged": {"corpus": vectors(500, 1), "judgements": [[i, i + 100] for i in range(300)]},
-    "dot": {"corpus": vectors(500, 1), "judgements": [[i] for i in range(300)], "normalize": False},
+    "dot": {"corpus": vectors(500, 1), "judgements": [[i] for i in range(300)], "similarity": "dot"},
 }
 
 

@@ -85,7 +85,7 @@ def test_a_comparison_from_a_file(compared: list[Any], tmp_path: Path) -> None:
     for arguments in (["--config", str(tmp_path / "both.yaml")], [*by_flags, "--option", "learning_rate=1e-4"]):
         done = hardneg("compare", *arguments, "--tune", "dim=8,16")
         assert done.exit_code == 0, done.stderr
-    (by_file, where, jobs, other_data), (by_flag, *_) = compared
+    (by_file, where, jobs, other_data, *_), (by_flag, *_) = compared
     assert by_file == by_flag
     assert (where, jobs, other_data) == ("runs/compare", None, False)
     hardneg("compare", "--config", str(tmp_path / "both.yaml"), "--seeds", "2", "--option", "encoder=resnet18")

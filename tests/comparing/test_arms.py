@@ -219,5 +219,5 @@ def test_what_a_recipe_works_out_is_bounded_by_the_data_and_printed(
     ):
         out = tmp_path / f"{recipe}-{len(line)}-{len(given)}-{given.get('version')}"
         run_recipe(recipe, RECIPES[recipe](**short(data, epochs=1, log_every=100, **given)), out)
-        shown = capsys.readouterr().out
+        shown = capsys.readouterr().err
         assert (line in shown) if line else ("Chosen for" not in shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,16 @@ def test_a_row_is_not_its_own_negative_where_queries_are_the_corpus(kind: Any) -
 def test_mine_takes_vectors_with_gradients_and_what_cross_encoders_give() -> None:
     queries, corpus = (torch.tensor(each, requires_grad=True) for each in (VECTORS[:8] + 0.1, VECTORS))
     text, positives = 'BelowPositive(absolute=0.0, by="guide")', list(range(8))
-    plain = hn.mine(queries.detach(), corpus.detach(), positives, text, 3, guide=(queries.detach(), corpus.detach()))
-    of_arrays = hn.mine(queries, corpus, positives, text, 3, guide=[VECTORS[:8] + 0.1, VECTORS])
+    dot = partial(hn.mine, similarity="dot")
+    plain = dot(queries.detach(), corpus.detach(), positives, text, 3, guide=(queries.detach(), corpus.detach()))
+    of_arrays = dot(queries, corpus, positives, text, 3, guide=[VECTORS[:8] + 0.1, VECTORS])
     assert torch.equal(of_arrays.ids, plain.ids)
 
     def score(query: torch.Tensor, row: torch.Tensor) -> Any:  # CrossEncoder.predict gives an array
         return ((VECTORS[query] + 0.1) * VECTORS[row]).sum(-1)
 
     for kind in (score, lambda query, row: score(query, row).tolist()):
-        assert torch.equal(hn.mine(queries, corpus, positives, text, 3, guide=kind).ids, plain.ids)
+        assert torch.equal(dot(queries, corpus, positives, text, 3, guide=kind).ids, plain.ids)
 
 
 def test_ids_that_cannot_be_found_are_named() -> None:

@@ -202,7 +202,7 @@ def test_a_number_of_negatives_per_anchor():
         (lambda s, w: hn.diagnose(s, "Tilt(1.0)"), "diagnose needs log-weights as a tensor, got log_w of type str"),
         (lambda s, w: hn.reduce(s.positives[:, 0], s), r"reduce needs losses of pairs, \[b, p\], got"),
         (lambda s, w: hn.draw(w[0], 1, torch.Generator()), r"draw needs log-weights \[b, n\], got"),
-        (lambda s, w: hn.reduce(s.positives, s, "mean"), "reduce needs reduction .* got reduction='mean'"),
+        (lambda s, w: hn.reduce(s.positives, s, "sum"), "reduce needs reduction .* got reduction='sum'"),
     ],
 )
 def test_wrong_options_are_named(call, message):

@@ -258,7 +258,7 @@ def test_a_copy_has_its_own_schedules():
         ({"views": "three"}, r"ContrastiveLoss needs views in \('two', 'cross', 'pool'\), got views='three'"),
         ({"positives": "labels"}, r"ContrastiveLoss needs positives in .* got positives='labels'"),
         ({"positives_in_denominator": True}, r"ContrastiveLoss needs positives_in_denominator in .*=True"),
-        ({"reduction": "mean"}, r"ContrastiveLoss needs reduction in .* got reduction='mean'"),
+        ({"reduction": "sum"}, r"ContrastiveLoss needs reduction in .* got reduction='sum'"),
         ({"temperature": 0.0}, r"ContrastiveLoss needs a temperature above 0, got temperature=0.0"),
         ({"temperature": -1.0}, r"ContrastiveLoss needs a temperature above 0"),
         ({"temperature": None}, r"ContrastiveLoss needs a temperature that is a number, tensor or schedule"),

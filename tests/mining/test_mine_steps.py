@@ -113,4 +113,4 @@ def test_the_verb(job: MineOptions) -> None:
     assert CliRunner().invoke(app, [*command, "--dry-run"]).output.count("about") == 4
     wrong = CliRunner().invoke(app, [*command, "--draw", "best"])
     assert wrong.exit_code == 2
-    assert "--draw to be one of top, gumbel, categorical, got --draw best" in wrong.output
+    assert "--draw to be one of top, gumbel, categorical, got 'best'" in wrong.output

@@ -36,7 +36,7 @@ def test_ties_with_the_positive_under_a_guide_are_judged_in_float64() -> None:
 def test_products_at_the_ends_of_the_format(scale: float, precision: str) -> None:
     torch.manual_seed(0)
     queries, corpus = torch.randn(20, 32) * scale, torch.randn(3000, 32) * scale
-    search = Search(corpus_block=1000, precision=precision)
+    search = Search(corpus_block=1000, precision=precision, similarity="dot")
     found = hn.mine(queries, corpus, [[]] * 20, "Uniform()", 5, search=search)
     right = (queries.double() @ corpus.double().T).topk(5).indices
     assert torch.equal(found.rows, right)
@@ -44,7 +44,7 @@ def test_products_at_the_ends_of_the_format(scale: float, precision: str) -> Non
 
 def test_products_that_overflow_are_refused() -> None:
     with pytest.raises(NotFinite):
-        hn.mine(torch.randn(4, 8) * 1e25, torch.randn(50, 8) * 1e25, [[]] * 4, "Uniform()", 5)
+        hn.mine(torch.randn(4, 8) * 1e25, torch.randn(50, 8) * 1e25, [[]] * 4, "Uniform()", 5, similarity="dot")
 
 
 def test_a_lower_precision_of_products_widens_the_screen_only_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_several_processes_read_the_pieces_of_their_parent(tmp_path: Path) -> No
         ({"bm25": True, "quotas": ("bm25=9",), "k": 5}, "quotas of at most"),
         ({"draw": "categorical", "shards": 3}, "an exact search"),
         ({"bm25": True, "negatives": "From('bm25') * From('embedding')"}, "one source"),
-        ({"part": "0/2", "workers": 4}, "one process for a part"),
+        ({"part": "0/2", "jobs": 4}, "one process for a part"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_encoded(

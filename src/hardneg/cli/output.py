@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hardneg.io.terminal import Bars
 
 
@@ -33,11 +31,11 @@ class Output:
         """Whether standard output is for people."""
         return not self.quiet and not self.json
 
-    def bars(self, console: Console | None = None) -> AbstractContextManager[Bars]:
+    def bars(self) -> AbstractContextManager[Bars]:
         """Return the context of progress bars (``hardneg.io.terminal.progress_bars``)."""
         from hardneg.io.terminal import progress_bars
 
-        return progress_bars(self.quiet, console)
+        return progress_bars(self.quiet)
 
     def result(self, figures: Mapping[str, Any], show: Callable[[], object]) -> None:
         """Print the result of the verb.

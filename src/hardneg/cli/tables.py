@@ -42,8 +42,8 @@ def compare_and_show(
     prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, which would mix with error messages
     tuned = len(comparison.tune[1]) if comparison.tune else 0
     runs = len(comparison.arms) * (comparison.seeds + tuned)
-    log, done_before = Terminal(stderr=True, quiet=output.quiet), 0.0
-    with output.bars(log) as bars:
+    log, done_before = Terminal(stderr=output.json, quiet=output.quiet), 0.0
+    with output.bars() as bars:
         advance = bars("train", runs)
 
         def moved(done: float) -> None:
