@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def run_page(page: Path, write: bool = False) -> ModuleType:
     blocks = blocks_of(page)
     printed: list[tuple[Block, str]] = []
     try:
-        for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        for block, following in zip_longest(blocks, blocks[1:]):
             if block.language == "python":
                 found = run_python(page, block, module)
                 if following is not None and following.language == "output":
@@ -259,7 +260,7 @@ FIRST = [page for page in PAGES if page.name == "README.md" or page.parent.name 
 def test_first_pages_print_what_they_compute(page: Path) -> None:
     blocks = blocks_of(page)
     assert any(block.language == "output" for block in blocks)
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip_longest(blocks, blocks[1:]):
         prints = block.language == "python" and re.search(r"^ *print\(", block.source, re.MULTILINE)
         assert bool(prints) == (following is not None and following.language == "output"), f"{page.name}:{block.line}"
         for statement in ast.walk(ast.parse(block.source)) if block.language == "python" else ():
