@@ -69,8 +69,8 @@ def read() -> Digits:
     views = (images + images.roll(1, dims=2)) / 2.0  # half a pixel to the right
     mean = images.mean(0)
     vectors, second = (normalize((each - mean).flatten(1), dim=1) for each in (images, views))
-    first, other = ((255 - each * 255 / 16).byte().unsqueeze(1) for each in (images, views))
-    return Digits(first, other, vectors, second, torch.tensor(data.target))
+    drawn, shifted = ((255 - each * 255 / 16).byte().unsqueeze(1) for each in (images, views))
+    return Digits(drawn, shifted, vectors, second, torch.tensor(data.target))
 
 
 def example() -> Example:
