@@ -74,7 +74,7 @@ def maps_of(page: PageContents, names: tuple[str, ...]) -> EmbeddingMaps | None:
         return None
     method = "UMAP" if find_spec("umap") is not None else "PCA"
     cards = [_map(arm, *vectors, names, method, page.noun) for arm, vectors in found[:MOST_MAPS]]
-    classes = sorted({int(label) for _, (_, labels) in found if labels is not None for label in labels.unique()})
+    classes = sorted({label for _, (_, labels) in found if labels is not None for label in labels.tolist()})
     legend = [(class_mark(label), class_name(label, names)) for label in classes]
     shown = legend if len(classes) <= NUM_COLOURS * SHAPES else []
     return EmbeddingMaps(cards, shown, method, bool(classes), len(found) - len(cards))
@@ -97,7 +97,8 @@ def _of_run(one: SeedRun) -> tuple[Tensor, Tensor | None] | None:
     except (OSError, ValueError) as error:
         warn_once(f"damaged embeddings: {file}", f"The maps leave out a run: {error}")
         return None
-    return (directions(features), labels) if len(features) > NUM_EDGES else None
+    usable = len(features) > NUM_EDGES and bool(torch.isfinite(features).all())
+    return (directions(features), labels) if usable else None
 
 
 def _map(
@@ -118,8 +119,8 @@ def _map(
     plane, about = _pca(x[fitted]) if method == "PCA" else _umap(x[fitted])
     chosen = set(anchors.tolist())
     points = [
-        MapPoint(*plane[i].tolist(), _named(item, labels, names, noun), _label(item, labels), item in chosen)
-        for i, item in enumerate(drawn)
+        MapPoint(across, up, _named(item, labels, names, noun), _label(item, labels), item in chosen)
+        for item, (across, up) in zip(drawn, plane[: len(drawn)].tolist(), strict=True)
     ]
     edges = [
         MapEdge(place[anchor], place[item], labels is not None and bool(labels[anchor] == labels[item]))

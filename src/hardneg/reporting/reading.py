@@ -83,8 +83,8 @@ VERDICT = {
     "half_width": NUMBER, "corrected_half_width": NUMBER, "p_value": NUMBER,
 }  # fmt: skip
 COMPARISON = {
-    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "headline": TEXT, "answer": [TEXT], "sentences": [TEXT],
-    "notes": [TEXT], "cautions": [TEXT], "unlike": [TEXT], "threads": WHOLE,
+    "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "headline": TEXT, "answer": [TEXT],
+    "sentences": [TEXT], "notes": [TEXT], "cautions": [TEXT], "unlike": [TEXT], "threads": WHOLE,
     "verdicts": [VERDICT],
     "tuned": {"*": NUMBER}, "tries": {"*": [(NUMBER, NUMBER)]},
     "comparison": {"seeds": WHOLE, "common": {"*": ANYTHING}, "tune": (TEXT, [NUMBER]), "arms": [TEXT]},
