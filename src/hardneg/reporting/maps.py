@@ -75,7 +75,7 @@ def maps_of(page: PageContents, names: tuple[str, ...]) -> EmbeddingMaps | None:
     method = "UMAP" if find_spec("umap") is not None else "PCA"
     cards = [_map(arm, *vectors, names, method, page.noun) for arm, vectors in found[:MOST_MAPS]]
     classes = sorted({label for _, (_, labels) in found if labels is not None for label in labels.tolist()})
-    legend = [(class_mark(label), class_name(label, names)) for label in classes]
+    legend = [(class_mark(label, name), name) for label in classes if (name := class_name(label, names))]
     shown = legend if len(classes) <= NUM_COLOURS * SHAPES else []
     return EmbeddingMaps(cards, shown, method, bool(classes), len(found) - len(cards))
 
@@ -130,6 +130,8 @@ def _map(
     ]
     false = sum(one.false for one in edges)
     counted = f"{false} of {len(edges)} lines lead to a false negative. " if labels is not None else ""
+    if arm.uses_labels:
+        counted = "Training uses labels, so negatives are of other classes. "
     return EmbeddingMap(arm, map_chart(f"Map of {arm.text}", points, edges), f"{counted}{about}".strip())
 
 
@@ -143,7 +145,7 @@ def _pca(x: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n 2"], str]:
     if plane.shape[1] < 2:
         plane = torch.cat([plane, torch.zeros(len(plane), 1, dtype=plane.dtype)], dim=1)
     share = float(values[-2:].sum() / values.sum().clamp(min=1e-12))
-    return plane, f"Both axes have {100 * share:.0f} % of the variance."
+    return plane, f"Both axes together show {100 * share:.0f} % of the variance."
 
 
 def _umap(x: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n 2"], str]:
