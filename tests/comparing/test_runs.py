@@ -386,7 +386,7 @@ def test_runs_of_other_data_are_refused_and_have_no_verdict(tmp_path: Path, monk
         compare(comparison, tmp_path / "out", show=nothing)
     summary = compare(comparison, tmp_path / "out", allow_other_data=True, show=nothing)
     assert [one["standing"] for one in summary["verdicts"]] == ["open"]
-    assert summary["answer"] == ["There is no verdict, as the runs have different data."]
+    assert summary["headline"].endswith(": the runs have different data.")
     assert summary["unlike"][0].startswith("data differs: 96 train images (")
 
 

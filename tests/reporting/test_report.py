@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import sys
+import types
+from importlib.machinery import ModuleSpec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,13 @@ import pytest
 import torch
 
 from hardneg.core.errors import HardnegWarning
+from hardneg.io.embeddings import pack_bits
 from hardneg.io.outputs import sealed_page
 from hardneg.reporting import charts as charts_module
+from hardneg.reporting import maps as maps_module
 from hardneg.reporting import write_report
 from hardneg.reporting.charts import separation
+from hardneg.reporting.maps import NUM_EDGES, NUM_MAP_ANCHORS
 from hardneg.training.loop.records import text_of
 from hardneg.training.loop.runs import Run
 from support.html_page import Page
@@ -40,7 +46,10 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
         if row["difference"] is None:
             assert cell["against the first, points"] == ""
             continue
-        beyond = abs(row["difference"]) > row["difference_half_width"]
+        (verdict,) = [
+            one for one in comparison[1]["verdicts"] if one["arm"] == row["arm"] and one["against"] == ARMS[0]
+        ]
+        beyond = verdict["standing"] in ("above", "below")
         points = f"{100 * row['difference']:+.2f} ± {100 * row['difference_half_width']:.2f}"
         assert cell["against the first, points"] == f"{points} {'' if beyond else 'not '}significant"
 
@@ -55,7 +64,12 @@ def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
 
 def test_the_answer_has_the_sentences_of_the_json(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
     words = " ".join(compared.words.split())
-    for reported in [*comparison[1]["answer"], *comparison[1]["sentences"], *comparison[1]["notes"]]:
+    for reported in [
+        comparison[1]["headline"],
+        *comparison[1]["answer"],
+        *comparison[1]["sentences"],
+        *comparison[1]["notes"],
+    ]:
         assert reported in words
     assert words.count(comparison[1]["answer"][0]) == 1, "the answer stands once"
     assert len(comparison[1]["notes"]) == 1, "only the arm without an untilted control is noted"
@@ -311,7 +325,7 @@ def test_an_audit_beside_the_report_is_linked(tmp_path: Path) -> None:
 
 
 def test_the_table_is_there_as_csv(comparison: tuple[Path, dict[str, Any]], compared: Page) -> None:
-    (link,) = [one["href"] or "" for tag, one in compared.tags if tag == "a"]
+    (link,) = [one["href"] or "" for tag, one in compared.tags if tag == "a" and "text/csv" in (one["href"] or "")]
     head, *rows = csv.reader(StringIO(base64.b64decode(link.partition("base64,")[2]).decode()))
     for row, wanted in zip(rows, comparison[1]["rows"], strict=True):
         found = dict(zip(head, row, strict=True))
@@ -326,3 +340,140 @@ def test_arms_are_hidden_by_their_boxes_alone(compared: Page) -> None:
     for number in range(len(ARMS)):
         tags = {tag for tag, one in compared.tags if f"arm-{number}" in (one.get("class") or "").split()}
         assert {"tr", "g", "figure"} <= tags, "in the tables, the charts and the histograms"
+
+
+def test_all_figures_are_there_as_json(comparison: tuple[Path, dict[str, Any]], compared: Page, tmp_path: Path) -> None:
+    assert json_of(compared)["rows"][2]["values"] == comparison[1]["rows"][2]["values"]
+    assert json_of(compared)["headline"] == comparison[1]["headline"]
+    result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    found = json_of(read(write_report(tmp_path / "run")))
+    assert found["runs"][0]["result"]["knn"] == result["knn"]
+    assert found["runs"][0]["config"]["options"]["temperature"] == 0.5
+
+
+def json_of(page: Page) -> dict[str, Any]:
+    links = [one["href"] or "" for tag, one in page.tags if tag == "a"]
+    (link,) = [one for one in links if one.startswith("data:application/json;")]
+    return dict(json.loads(base64.b64decode(link.partition("base64,")[2])))
+
+
+def test_the_headline_is_the_heading_and_the_contents_lead_to_sections(
+    comparison: tuple[Path, dict[str, Any]], compared: Page
+) -> None:
+    text = (comparison[0] / "report.html").read_text()
+    assert f"<h1>{comparison[1]['headline']}</h1>" in text
+    links = [
+        (one["href"] or "")[1:] for tag, one in compared.tags if tag == "a" and (one["href"] or "").startswith("#")
+    ]
+    sections = [one["id"] for tag, one in compared.tags if tag == "section"]
+    assert links == sections
+    assert len(links) == 8
+
+
+def test_the_forest_plot_has_the_difference_and_both_intervals_of_each_verdict(
+    comparison: tuple[Path, dict[str, Any]], compared: Page
+) -> None:
+    verdicts = comparison[1]["verdicts"]
+    marks = [float((one["cx"] or "").rstrip("%")) for one in compared.with_class("mark")]
+    values = [one["difference"] for one in verdicts]
+    assert len(marks) == len(values) == 4
+    slope, offset = np.polyfit(values, marks, 1)
+    assert np.allclose(np.polyval([slope, offset], values), marks, atol=0.02), "the axis is linear"
+    alone = [[float((one[end] or "").rstrip("%")) for end in ("x1", "x2")] for one in compared.with_class("alone")]
+    for one, ends, mark in zip(verdicts, alone, marks, strict=True):
+        assert ends[1] - mark == pytest.approx(slope * one["half_width"], abs=0.02)
+        assert mark - ends[0] == pytest.approx(slope * one["half_width"], abs=0.02)
+    is_open = ["open" in (one["class"] or "").split() for one in compared.with_class("mark")]
+    assert is_open == [one["standing"] == "alike" for one in verdicts]
+    (zero,) = {float((one["x1"] or "").rstrip("%")) for one in compared.with_class("zero")}
+    assert zero == pytest.approx(offset, abs=0.02)
+
+
+def test_a_verdict_is_the_corrected_one_and_not_that_of_the_interval(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    summary["rows"][1]["difference_half_width"] = 0.5 * summary["rows"][1]["difference"]
+    summary["verdicts"][0] |= {"standing": "alike"}
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    head, _, line = read(write_report(tmp_path)).cells["results"]
+    assert line[head.index("against the first, points")].endswith(" not significant")
+
+
+def test_a_comparison_from_before_the_correction_has_a_page(tmp_path: Path) -> None:
+    summary = make_comparison(tmp_path, ARMS[:2])
+    del summary["headline"]
+    for name in ("corrected_half_width", "p_value", "family", "letter", "against_letter"):
+        del summary["verdicts"][0][name]
+    (tmp_path / "comparison.json").write_text(json.dumps(summary))
+    page = read(write_report(tmp_path))
+    assert "<h1>Which negatives are best for data.npz?</h1>" in (tmp_path / "report.html").read_text()
+    assert len(page.with_class("mark")) == 1
+
+
+def test_the_accuracy_of_each_class_is_that_of_its_items(tmp_path: Path) -> None:
+    labels = np.arange(NUM_TEST) % 4
+    right = np.stack([(np.arange(NUM_TEST) + seed) % (3 + labels) != 0 for seed in range(2)])
+    make_comparison(tmp_path, ARMS[:2], seeds=2)
+    for seed in range(2):
+        file = tmp_path / "runs" / f"arm1-seed{seed}" / "result.json"
+        found = json.loads(file.read_text()) | {"correct": {"knn": pack_bits(right[seed])}}
+        file.write_text(json.dumps(found))
+    head, *rows = read(write_report(tmp_path)).cells["classes"]
+    assert head == ["class", "images", "B"], "the runs of A have not recorded which items were right"
+    for label, row in enumerate(rows):
+        assert row == [str(label), "10", f"{100 * right[:, labels == label].mean():.1f}"]
+
+
+def test_the_map_joins_anchors_with_their_nearest_items(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    page = read(write_report(tmp_path / "run"))
+    anchors = [one for one in page.with_class("anchor") if "cx" in one]
+    items = page.with_class("item")
+    assert (len(anchors), len(anchors) + len(items)) == (NUM_MAP_ANCHORS, NUM_TEST)
+    marks = [(one["cx"], one["cy"]) for one in anchors]
+    edges = page.with_class("edge")
+    assert len(edges) == NUM_MAP_ANCHORS * NUM_EDGES
+    assert {(one["x1"], one["y1"]) for one in edges} == set(marks)
+    assert all("false" in (one["class"] or "").split() for one in edges), "the classes are tight clusters"
+    assert f"{len(edges)} of {len(edges)} lines lead to a false negative" in page.words
+    words = read(write_report(tmp_path / "run")).words
+    assert words == page.words, "the same map in every report"
+
+
+def test_negatives_of_an_arm_with_labels_are_of_other_classes_on_the_map(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "supcon()", 0, make_data(tmp_path))
+    page = read(write_report(tmp_path / "run"))
+    assert len(page.with_class("edge")) == NUM_MAP_ANCHORS * NUM_EDGES
+    assert not any("false" in (one["class"] or "").split() for one in page.with_class("edge"))
+    assert "Training uses labels, so negatives are of other classes." in page.words
+
+
+def test_principal_components_are_those_of_numpy() -> None:
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 1, 1, 3, 1, 1])
+    plane, about = maps_module._pca(x)
+    centred = x.double().numpy() - x.double().numpy().mean(0)
+    _, values, vectors = np.linalg.svd(centred, full_matrices=False)
+    assert np.allclose(np.abs(plane.numpy()), np.abs(centred @ vectors[:2].T), atol=1e-8)
+    assert (
+        about == f"Both axes together show {100 * (values[:2] ** 2).sum() / (values**2).sum():.0f} % of the variance."
+    )
+
+
+def test_umap_draws_the_map_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Reducer:
+        def __init__(self, **options: Any) -> None:
+            asked.append(options)
+
+        def fit_transform(self, x: Any) -> Any:
+            return x[:, :2]
+
+    installed = types.ModuleType("umap")
+    installed.UMAP = Reducer  # type: ignore[attr-defined]
+    installed.__spec__ = ModuleSpec("umap", None)
+    monkeypatch.setitem(sys.modules, "umap", installed)
+    make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    page = read(write_report(tmp_path / "run"))
+    assert "in two dimensions (UMAP)" in " ".join(page.words.split())
+    assert asked[0]["random_state"] == 0
+    assert len(page.with_class("edge")) == NUM_MAP_ANCHORS * NUM_EDGES

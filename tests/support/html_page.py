@@ -38,7 +38,7 @@ class Page(HTMLParser):
         self._table = None if tag == "table" else self._table
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if not {"style", "script"} & set(self.open):
             self.words += data
         if self._cell and self._table is not None:
             self.cells[self._table][-1][-1] += data

@@ -203,7 +203,7 @@ class Verdict:
     def judgement(self) -> str:
         """Return the second half of the sentence: whether the difference is significant, with its interval."""
         if self.half_width is None or self.detectable is None or self.p_value is None:
-            return "no verdict"  # the answer gives the reason
+            return "no verdict"  # the headline gives the reason
         corrected = f"; p {_shown_p(self.p_value)}, corrected for {self.family} differences" if self.family > 1 else ""
         if self.standing != "alike":
             return f"significant ({self.interval()}{corrected})"
@@ -343,9 +343,10 @@ def headline(verdicts: Sequence[Verdict], data: str) -> str:
     if not better:
         end = f"; {_letters(worse)} {_are(worse)} significantly worse than {fair[0].against_letter}" if worse else ""
         return f"No choice of negatives is significantly better on {data}{end}."
-    gains = [f"{100 * one.difference:+.2f} points ({one.interval()})" for one in better]
+    best = max(better, key=lambda one: one.difference)
     against = f"{_are(better)} significantly better than {fair[0].against_letter}"
-    return f"{_letters(better)} {against} on {data}: {_listed(gains)}."
+    which = f"; {best.letter} has the largest gain" if len(better) > 1 else ""
+    return f"{_letters(better)} {against} on {data}{which}: {100 * best.difference:+.2f} points ({best.interval()})."
 
 
 def _letters(verdicts: Sequence[Verdict]) -> str:
@@ -376,7 +377,7 @@ def answer(verdicts: Sequence[Verdict], measured: str) -> list[str]:
     first, fair = verdicts[0], [one for one in verdicts if one.kind == "first"]
     apart = [one for one in verdicts if one.kind == "labels"]
     if first.standing == "open":
-        return [f"There is no verdict, as {first.why_open}."]
+        return []  # the headline has the reason
     known = f"{first.seeds} seeds and {first.num_test:,} test items"
     lines = [f"Against {first.against_letter}, in {measured}, with {known}:"] if fair else []
     for side, words in SIDES.items():

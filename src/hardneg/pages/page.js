@@ -1,4 +1,4 @@
-// Sorts tables of class "sortable" by a click on a heading; a second click reverses the order. Without it pages lose nothing else.
+// Sorts tables of class "sortable" by a click on a heading; a second click reverses the order.
 "use strict";
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0], original = [...body.rows];
@@ -8,13 +8,15 @@ for (const table of document.querySelectorAll("table.sortable")) {
     return { text, number };
   };
   const compare = (a, b, sign) => {
-    if (Number.isNaN(a.number) !== Number.isNaN(b.number)) return Number.isNaN(a.number) ? 1 : -1; // unknown values last
-    return sign * (Number.isNaN(a.number) ? a.text.localeCompare(b.text) : a.number - b.number);
+    const known = [Number.isFinite(a.number), Number.isFinite(b.number)];
+    if (known[0] !== known[1]) return known[0] ? -1 : 1; // unknown values last
+    return sign * (known[0] ? a.number - b.number : a.text.localeCompare(b.text));
   };
   const sort = (head, column) => {
     const order = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
-    const numbers = original.some((row) => !Number.isNaN(key(row, column).number));
-    const next = head.hasAttribute("aria-sort") || numbers ? order : "ascending"; // names begin with A, figures with the largest
+    // Names begin with A, figures with the largest.
+    const numbers = original.some((row) => Number.isFinite(key(row, column).number));
+    const next = head.hasAttribute("aria-sort") || numbers ? order : "ascending";
     for (const other of heads) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", next);
     const rows = original.map((row) => [key(row, column), row]);

@@ -355,7 +355,7 @@ def forest_of(page: PageContents) -> Markup | None:
         if arm is None or against is None or not known(value) or not known(half):
             continue
         wide = one.get("corrected_half_width", half)
-        label = f"{arm.letter} against {against.letter}"
+        label = f"{arm.letter} vs {against.letter}"
         figures = (100.0 * value, 100.0 * half, 100.0 * wide)
         standing = one.get("standing", "alike")
         rows.append(Difference(label, one.get("sentence", label), (arm.number, against.number), *figures, standing))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import load_evaluated, unpack_bits
-from hardneg.reporting.contents import ArmRuns, PageContents, SeedRun, class_name, two_digits
+from hardneg.reporting.contents import ArmRuns, PageContents, SeedRun, class_name
 
 FEW_CLASSES = 20
 """Number of classes up to which the table is open."""
@@ -56,7 +56,7 @@ def classes_of(page: PageContents, names: tuple[str, ...]) -> ClassTable | None:
         if (runs := found[arm.number])
     }
     rows = [
-        (class_name(int(one), names), int(count), [two_digits(100.0 * float(shares[arm.number][i])) for arm in arms])
+        (class_name(int(one), names), int(count), [f"{100.0 * shares[arm.number][i]:.1f}" for arm in arms])
         for i, (one, count) in enumerate(zip(classes, counts, strict=True))
     ]
     return ClassTable(arms, rows, len(rows) > FEW_CLASSES)

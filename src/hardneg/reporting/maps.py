@@ -74,8 +74,8 @@ def maps_of(page: PageContents, names: tuple[str, ...]) -> EmbeddingMaps | None:
         return None
     method = "UMAP" if find_spec("umap") is not None else "PCA"
     cards = [_map(arm, *vectors, names, method, page.noun) for arm, vectors in found[:MOST_MAPS]]
-    classes = sorted({int(label) for _, (_, labels) in found if labels is not None for label in labels.tolist()})
-    legend = [(class_mark(label), class_name(label, names)) for label in classes]
+    classes = sorted({label for _, (_, labels) in found if labels is not None for label in labels.tolist()})
+    legend = [(class_mark(label, name), name) for label in classes if (name := class_name(label, names))]
     shown = legend if len(classes) <= NUM_COLOURS * SHAPES else []
     return EmbeddingMaps(cards, shown, method, bool(classes), len(found) - len(cards))
 
@@ -97,7 +97,8 @@ def _of_run(one: SeedRun) -> tuple[Tensor, Tensor | None] | None:
     except (OSError, ValueError) as error:
         warn_once(f"damaged embeddings: {file}", f"The maps leave out a run: {error}")
         return None
-    return (directions(features), labels) if len(features) > NUM_EDGES else None
+    usable = len(features) > NUM_EDGES and bool(torch.isfinite(features).all())
+    return (directions(features), labels) if usable else None
 
 
 def _map(
@@ -118,8 +119,8 @@ def _map(
     plane, about = _pca(x[fitted]) if method == "PCA" else _umap(x[fitted])
     chosen = set(anchors.tolist())
     points = [
-        MapPoint(x0, x1, _named(item, labels, names, noun), _label(item, labels), item in chosen)
-        for item, (x0, x1) in zip(drawn, plane.tolist(), strict=False)
+        MapPoint(across, up, _named(item, labels, names, noun), _label(item, labels), item in chosen)
+        for item, (across, up) in zip(drawn, plane[: len(drawn)].tolist(), strict=True)
     ]
     edges = [
         MapEdge(place[anchor], place[item], labels is not None and bool(labels[anchor] == labels[item]))
@@ -129,6 +130,8 @@ def _map(
     ]
     false = sum(one.false for one in edges)
     counted = f"{false} of {len(edges)} lines lead to a false negative. " if labels is not None else ""
+    if arm.uses_labels:
+        counted = "Training uses labels, so negatives are of other classes. "
     return EmbeddingMap(arm, map_chart(f"Map of {arm.text}", points, edges), f"{counted}{about}".strip())
 
 
@@ -142,7 +145,7 @@ def _pca(x: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n 2"], str]:
     if plane.shape[1] < 2:
         plane = torch.cat([plane, torch.zeros(len(plane), 1, dtype=plane.dtype)], dim=1)
     share = float(values[-2:].sum() / values.sum().clamp(min=1e-12))
-    return plane, f"Both axes have {100 * share:.0f} % of the variance."
+    return plane, f"Both axes together show {100 * share:.0f} % of the variance."
 
 
 def _umap(x: Annotated[Tensor, "n d"]) -> tuple[Annotated[Tensor, "n 2"], str]:

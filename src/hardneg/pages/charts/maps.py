@@ -72,10 +72,13 @@ def map_chart(name: str, points: Sequence[MapPoint], edges: Sequence[MapEdge]) -
     return svg(text, below + lines + above, height=MAP_HEIGHT, kind="chart map")
 
 
-def class_mark(kind: int) -> Markup:
+def class_mark(kind: int, name: str) -> Markup:
     """Return the mark of a class for a legend."""
-    mark = _mark(MapPoint(0, 0, "", kind, False), 6.0, 6.0, radius=4.5)
-    return Markup(f'<svg class="mark" width="12" height="12" viewBox="0 0 12 12" aria-hidden="true">{mark}</svg>')
+    mark = _mark(MapPoint(0, 0, "", kind, False), 6.0, 6.0, radius=4.5, role="sample")
+    label = shown(f"mark of class {name}")
+    return Markup(
+        f'<svg class="sign" role="img" aria-label="{label}" width="12" height="12" viewBox="0 0 12 12">{mark}</svg>'
+    )
 
 
 def _axis(values: list[float], start: float, end: float) -> Axis:
@@ -83,12 +86,12 @@ def _axis(values: list[float], start: float, end: float) -> Axis:
     return Axis(low, high, start, end) if high > low else Axis(low - 1.0, high + 1.0, start, end)
 
 
-def _mark(point: MapPoint, x: float, y: float, radius: float | None = None) -> str:
+def _mark(point: MapPoint, x: float, y: float, radius: float | None = None, role: str = "item") -> str:
     """Draw an item: the colour is its class modulo 8, the mark its class divided by 8."""
     r = radius or (4.0 if point.anchor else 2.6)
     kind = point.kind or 0
     colour = "plain" if point.kind is None else f"c{kind % NUM_COLOURS}"
-    classes = f"{'anchor' if point.anchor else 'item'} {colour}"
+    classes = f"{'anchor' if point.anchor else role} {colour}"
     title = f"<title>{shown(point.name)}</title>" if point.name else ""
     shape = kind // NUM_COLOURS % SHAPES
     if shape == 0:
