@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hardneg.core.errors import ArgumentError
-from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, RowNumbers, Sensitivity
+from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, PairIndices, Sensitivity
 
 RowPair = tuple[int, int]
 Judge = Callable[[list[RowPair]], Iterable[Any]]
@@ -145,7 +145,7 @@ class Asking:
             self.missed.add(question)
 
     def sensitivity(
-        self, sample: RowNumbers, grades: Mapping[int, Grade], people: Mapping[int, Grade], above_of_people: float
+        self, sample: PairIndices, grades: Mapping[int, Grade], people: Mapping[int, Grade], above_of_people: float
     ) -> Sensitivity:
         """Return the sensitivity of the judge on a sample of the hardest rule that people have answered.
 
@@ -165,7 +165,7 @@ class Asking:
         """Whether an answer of the judge calls a pair a false negative."""
         return grade is not None and grade > self.above
 
-    def pairs(self, questions: RowNumbers) -> list[RowPair]:
+    def pairs(self, questions: PairIndices) -> list[RowPair]:
         """Return the pair of rows of each question."""
         queries, documents = self.design.query[questions], self.design.document[questions]
         return list(zip(queries.tolist(), documents.tolist(), strict=True))

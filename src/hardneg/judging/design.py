@@ -35,7 +35,7 @@ from hardneg.judging.statistics import (
     upper_bound,
 )
 
-RowNumbers = NDArray[np.int64]
+PairIndices = NDArray[np.int64]
 
 NOT_ASKED, TRUE, FALSE, UNKNOWN = -1, 0, 1, 2
 """Values of a question: no answer yet, a true negative, a false negative, no usable answer from the judge."""
@@ -58,8 +58,8 @@ class Population:
 
     rule: Any
     name: str
-    query: RowNumbers
-    document: RowNumbers
+    query: PairIndices
+    document: PairIndices
     similarity: float
 
     def __len__(self) -> int:
@@ -151,9 +151,9 @@ class Design:
         level: float,
         confidence: float,
         seed: int,
-        query_keys: RowNumbers | None = None,
-        document_keys: RowNumbers | None = None,
-        identities: tuple[RowNumbers, RowNumbers] | None = None,
+        query_keys: PairIndices | None = None,
+        document_keys: PairIndices | None = None,
+        identities: tuple[PairIndices, PairIndices] | None = None,
         sensitivity: Sensitivity | None = None,
     ) -> None:
         self.populations = sorted(populations, key=lambda one: (one.similarity, one.name))
@@ -170,7 +170,7 @@ class Design:
         self.value = np.full(len(first), NOT_ASKED, dtype=np.int8)
         ends = np.cumsum([len(one) for one in self.populations])[:-1]
         self._certificates: dict[int, NDArray[np.int64]] = {}
-        self.orders: list[RowNumbers] = []
+        self.orders: list[PairIndices] = []
         """Questions of each rule in the order of its judging; slots of the same texts repeat a question."""
         for one, mine in zip(self.populations, np.split(question, ends), strict=True):
             self.orders.append(mine[_order(one, seed, identities)])
@@ -199,7 +199,7 @@ class Design:
         return [most_allowed(len(one), self.level * found) for one in self.populations]
 
     @cached_property
-    def _certified_after(self) -> list[RowNumbers]:
+    def _certified_after(self) -> list[PairIndices]:
         return [
             certified_after(len(one), allowed, self.error_of_tests)
             for one, allowed in zip(self.populations, self.allowed, strict=True)
@@ -209,7 +209,7 @@ class Design:
         """Return the number of pairs of each rule that are judged first: at most 20, and an eighth of the budget."""
         return max(1, min(_pilot, budget // (_share_of_pilots * len(self.populations))))
 
-    def ask(self, budget: int, spent: int) -> RowNumbers:
+    def ask(self, budget: int, spent: int) -> PairIndices:
         """Return the next questions, in the order in which they matter; none when everything is decided.
 
         They are as many as can be judged at once without judging one too many: the rule in turn is certified after
@@ -240,7 +240,7 @@ class Design:
             return self._in_turn()[:left]  # giving up early keeps every certificate valid
         return open_questions[:0]
 
-    def sample(self, number: int) -> RowNumbers:
+    def sample(self, number: int) -> PairIndices:
         """Return the questions of a simple random sample of the slots of the hardest rule, where repeats may occur.
 
         It is the beginning of the rule's order. Its size must not depend on answers.
@@ -301,7 +301,7 @@ class Design:
             np.maximum.at(found, order, self._num_judged(rule) / len(order))
         return found
 
-    def _open(self, questions: RowNumbers) -> RowNumbers:
+    def _open(self, questions: PairIndices) -> PairIndices:
         """Return the distinct questions without an answer, in order."""
         questions = questions[self.value[questions] == NOT_ASKED]
         return questions[np.sort(np.unique(questions, return_index=True)[1])]
@@ -324,7 +324,7 @@ class Design:
         fits = false[after] <= np.arange(len(after))
         return int(after[fits.argmax()]) if bool(fits.any()) else len(known)
 
-    def _in_turn(self) -> RowNumbers:
+    def _in_turn(self) -> PairIndices:
         """Return all open questions, one of each rule in turn."""
         lists = [self._open(order) for order in self.orders]
         longest = max(map(len, lists))
@@ -332,14 +332,14 @@ class Design:
         return self._open(padded[padded >= 0])
 
 
-def _numbered(query: RowNumbers, document: RowNumbers) -> tuple[RowNumbers, RowNumbers]:
+def _numbered(query: PairIndices, document: PairIndices) -> tuple[PairIndices, PairIndices]:
     """Number pairs so that equal ones get the same number: the first place of each number, and the number of each."""
     both = query * (int(document.max()) + 1) + document  # rows, whose products fit into 64 bits
     _, first, number = np.unique(both, return_index=True, return_inverse=True)
     return first.astype(np.int64), number.reshape(-1).astype(np.int64)
 
 
-def _order(population: Population, seed: int, identities: tuple[RowNumbers, RowNumbers] | None) -> RowNumbers:
+def _order(population: Population, seed: int, identities: tuple[PairIndices, PairIndices] | None) -> PairIndices:
     """Return the slots of a population sorted by the permanent random number of their pair."""
     query, document = population.query, population.document
     copy = _copies(query, document)
@@ -353,7 +353,7 @@ def _order(population: Population, seed: int, identities: tuple[RowNumbers, RowN
     return np.lexsort((document, query, numbers)).astype(np.int64)
 
 
-def _copies(query: RowNumbers, document: RowNumbers) -> RowNumbers:
+def _copies(query: PairIndices, document: PairIndices) -> PairIndices:
     """Return, for each slot, how often its pair appears before it."""
     order = np.lexsort((np.arange(len(query)), document, query))
     sorted_query, sorted_document = query[order], document[order]
@@ -366,7 +366,7 @@ def _copies(query: RowNumbers, document: RowNumbers) -> RowNumbers:
     return out
 
 
-def equal_texts(texts: Sequence[str] | None) -> RowNumbers | None:
+def equal_texts(texts: Sequence[str] | None) -> PairIndices | None:
     """Return the first row with the same text for each row; None without texts.
 
     >>> equal_texts(["a", "b", "a"]).tolist()

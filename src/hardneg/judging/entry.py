@@ -14,7 +14,7 @@ from hardneg.core.keyed import uniform_of_pairs
 from hardneg.core.types import Keys, hash_text
 from hardneg.io.files import locked
 from hardneg.judging.asking import Asking, Judge, RowPair, answers_of, confirmed, found_among
-from hardneg.judging.design import Design, Population, RowNumbers, Sensitivity, equal_texts
+from hardneg.judging.design import Design, PairIndices, Population, Sensitivity, equal_texts
 from hardneg.judging.folder import Memory, check_state, digest_of_populations
 from hardneg.judging.result import Judged, judged_of
 from hardneg.judging.rules import DEFAULT, population_of, read_rules
@@ -212,7 +212,7 @@ def some_positives(known: Pairs, number: int, seed: int) -> list[RowPair]:
     return list(zip(query[order].tolist(), rows[order].tolist(), strict=True))
 
 
-def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[RowNumbers | None, RowNumbers | None]:
+def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[PairIndices | None, PairIndices | None]:
     """Return the keys by which pairs of the same texts share an answer."""
     for name, given, size in zip(("queries", "corpus"), texts, sizes, strict=True):
         if given is not None and len(given) != size:
@@ -220,7 +220,7 @@ def _text_keys(texts: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[RowNumbe
     return equal_texts(texts[0]), equal_texts(texts[1])
 
 
-def _identities(keys: Keys, size: int) -> RowNumbers:
+def _identities(keys: Keys, size: int) -> PairIndices:
     """Return the numbers from which random numbers are made: ids, and rows where there is no id."""
     rows = np.arange(size, dtype=np.int64)
     if keys.ids is None:

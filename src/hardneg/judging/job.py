@@ -24,7 +24,7 @@ from hardneg.io.files import locked, output_folder, run_again, write_atomically,
 from hardneg.io.outputs import check_output
 from hardneg.io.provenance import environment
 from hardneg.judging.asking import Asking, Grade, RowPair, answers_of, found_among
-from hardneg.judging.design import Design, Population, RowNumbers, Sensitivity, equal_texts
+from hardneg.judging.design import Design, PairIndices, Population, Sensitivity, equal_texts
 from hardneg.judging.entry import some_positives
 from hardneg.judging.folder import AnswerLog, check_state, load_populations, store_populations
 from hardneg.judging.judges import (
@@ -233,10 +233,10 @@ class Round:
     def _ids(self, pair: RowPair) -> tuple[str, str]:
         return self.ids[0][pair[0]], self.ids[1][pair[1]]
 
-    def _keys(self) -> tuple[RowNumbers | None, RowNumbers | None]:
+    def _keys(self) -> tuple[PairIndices | None, PairIndices | None]:
         return equal_texts(self.problem.queries.texts), equal_texts(self.problem.corpus.texts)
 
-    def _identities(self) -> tuple[RowNumbers, RowNumbers]:
+    def _identities(self) -> tuple[PairIndices, PairIndices]:
         return tuple(np.array([hash_text(name) for name in names], dtype=np.int64) for names in self.ids)  # type: ignore[return-value]
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
