@@ -92,7 +92,7 @@ def test_as_part_of_an_audit():
         batches=["knn()", "uniform()"],
         batch_size=8,
         frontier=False,
-        expressions="Uniform()",
+        negatives="Uniform()",
     )
     assert [one.batches for one in audited.batches] == ["knn()", "uniform()"]
     assert audited.batches[0] == audit_batches(z, "knn()", 8, labels=labels, positives=views)
@@ -142,7 +142,7 @@ def test_wrong_input():
         lambda: audit_batches(z[:1], "knn()", 8),
         lambda: audit_batches(z / 0.0, "knn()", 8),
         lambda: audit_batches(z, Plan.from_batches([[0, 1]], 2, 2)),
-        lambda: hn.audit(z, corpus=views, batches="knn()", expressions="Uniform()", labels=None, positives=None),
+        lambda: hn.audit(z, corpus=views, batches="knn()", negatives="Uniform()", labels=None, positives=None),
     ):
         with pytest.raises(ArgumentError):
             call()

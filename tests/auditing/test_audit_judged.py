@@ -72,7 +72,7 @@ def test_the_command_reads_the_folder_of_a_judgement(data: Any, tmp_path: Path) 
     folder = tmp_path / "judged"
     folder.mkdir()
     (folder / "judge.json").write_text(json.dumps(judged.to_dict() | {"documents": 60, "k": 3}))
-    arguments = ["audit", str(tmp_path / "z.npy"), "--no-frontier", "-e", RULES[0], "--judged", str(folder)]
+    arguments = ["audit", str(tmp_path / "z.npy"), "--no-frontier", "-n", RULES[0], "--judged", str(folder)]
     done = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "audit")], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert f"{RULES[1]} (judged)" in done.output

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hardneg.core.errors import ArgumentError, DataChanged, NoFile
-from hardneg.judging import job, llm
+from hardneg.judging import job, judges
 from hardneg.judging.folder import AnswerLog
 from hardneg.judging.judges import LLMJudge, OverCap, Unavailable, grade_in, read_prompt
 from hardneg.judging.options import LLMOptions
@@ -28,7 +28,7 @@ from judging.test_judge_files import FUNCTION, table
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(llm, "_first_pause", 0.01)
+    monkeypatch.setattr(judges, "_first_pause", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving() as one:
         yield one
@@ -67,7 +67,7 @@ def test_pairs_of_the_same_texts_are_asked_once(server: Server, tmp_path: Path) 
 def test_an_answer_without_a_grade_is_unknown_after_three_attempts(server: Server, tmp_path: Path) -> None:
     server.never = (PAIRS[0][1],)
     assert list(judge_of(server, tmp_path)(PAIRS[:3])) == [None, 1.0, 1.0]
-    assert Counter(server.asked)[llm.PROMPT.replace("{query}", PAIRS[0][0]).replace("{document}", PAIRS[0][1])] == 3
+    assert Counter(server.asked)[judges.PROMPT.replace("{query}", PAIRS[0][0]).replace("{document}", PAIRS[0][1])] == 3
 
 
 def test_an_api_that_keeps_failing_raises_and_loses_nothing(server: Server, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_braces_in_texts_have_no_effect(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/v1", "localhost"])
 def test_only_http_is_spoken(url: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError):
-        LLMJudge(LLMOptions(url=url, llm="x"), llm.PROMPT, AnswerLog(tmp_path / "llm.jsonl"))
+        LLMJudge(LLMOptions(url=url, llm="x"), judges.PROMPT, AnswerLog(tmp_path / "llm.jsonl"))
 
 
 @pytest.mark.parametrize(

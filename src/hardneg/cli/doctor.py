@@ -34,6 +34,7 @@ PURPOSES = {
     "communities": 'train --batches "communities()"',
     "resume": "data loaders with state",
     "lightning": "PyTorch Lightning",
+    "graphs": "train on graphs",
     "wandb": "records on Weights & Biases",
 }
 """What each extra is for, in the order of the table."""
