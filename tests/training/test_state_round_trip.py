@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hardneg.training.method import Batch, Method
-from hardneg.training.parts import splits
 from torch import Tensor
 
 from hardneg.training import recipes
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
+from hardneg.training.loop.method import Batch, Method
+from hardneg.training.loop.parts import splits
 from hardneg.training.options import RECIPES
 from support.graphs import graph_file
 from support.texts import image_text_table, pair_table, text_file, vector_file
