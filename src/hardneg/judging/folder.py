@@ -85,7 +85,7 @@ class AnswerLog:
 
 
 class Memory:
-    """Answers of judges in a folder, so that no pair is asked twice: for ``hn.judge(..., out=folder)``.
+    """Answers of judges in a folder, so that no pair is judged twice: for ``hn.judge(..., out=folder)``.
 
     Args:
         folder: The folder of the judgement.
@@ -113,7 +113,7 @@ class Memory:
         return self.budgets
 
     def of(self, kind: str, judge: Judge) -> Judge:
-        """Return a judge that is asked only about pairs without a stored answer, and whose answers are stored.
+        """Return a judge that answers only pairs without a stored answer, and whose answers are stored.
 
         Args:
             kind: Name of the judge in the file.
