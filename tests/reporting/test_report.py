@@ -20,10 +20,10 @@ from hardneg.core.errors import HardnegWarning
 from hardneg.io.embeddings import pack_bits
 from hardneg.io.outputs import sealed_page
 from hardneg.reporting import charts as charts_module
-from hardneg.reporting import maps as maps_module
+from hardneg.reporting import embeddings as embeddings_module
 from hardneg.reporting import write_report
 from hardneg.reporting.charts import separation
-from hardneg.reporting.maps import NUM_EDGES, NUM_MAP_ANCHORS
+from hardneg.reporting.embeddings import NUM_EDGES, NUM_MAP_ANCHORS
 from hardneg.training.loop.records import text_of
 from hardneg.training.loop.runs import Run
 from support.html_page import Page
@@ -449,7 +449,7 @@ def test_negatives_of_an_arm_with_labels_are_of_other_classes_on_the_map(tmp_pat
 
 def test_principal_components_are_those_of_numpy() -> None:
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 1, 1, 3, 1, 1])
-    plane, about = maps_module._pca(x)
+    plane, about = embeddings_module._pca(x)
     centred = x.double().numpy() - x.double().numpy().mean(0)
     _, values, vectors = np.linalg.svd(centred, full_matrices=False)
     assert np.allclose(np.abs(plane.numpy()), np.abs(centred @ vectors[:2].T), atol=1e-8)

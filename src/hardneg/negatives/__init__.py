@@ -5,7 +5,7 @@ file holds one idea:
 
 - ``tilt``, ``gaussian``, ``hardening``: weights as a function of the score.
 - ``bands``, ``windows``: candidates within a range of similarities or of ranks.
-- ``labels``, ``clusters``, ``known``: masks by label, source, cluster or judged pair.
+- ``tags``, ``known``: masks by label, cluster or source, and by judged pair.
 - ``closed``: what the fused kernels need to know of a distribution. ``grammar``: distributions as text.
 
 Importing this package registers all of them in the grammar.
@@ -23,8 +23,6 @@ from hardneg.negatives.base import Product as Product
 from hardneg.negatives.base import Uniform as Uniform
 from hardneg.negatives.base import keep as keep
 from hardneg.negatives.base import registered_negatives as registered_negatives
-from hardneg.negatives.clusters import OtherCluster as OtherCluster
-from hardneg.negatives.clusters import SameCluster as SameCluster
 from hardneg.negatives.gaussian import Gaussian as Gaussian
 from hardneg.negatives.grammar import parse as parse
 from hardneg.negatives.grammar import to_text as to_text
@@ -33,8 +31,10 @@ from hardneg.negatives.hardening import assumption_1 as assumption_1
 from hardneg.negatives.hardening import register_hardening as register_hardening
 from hardneg.negatives.known import Known as Known
 from hardneg.negatives.known import KnownPairs as KnownPairs
-from hardneg.negatives.labels import From as From
-from hardneg.negatives.labels import OtherLabel as OtherLabel
+from hardneg.negatives.tags import From as From
+from hardneg.negatives.tags import OtherCluster as OtherCluster
+from hardneg.negatives.tags import OtherLabel as OtherLabel
+from hardneg.negatives.tags import SameCluster as SameCluster
 from hardneg.negatives.tilt import ClippedTilt as ClippedTilt
 from hardneg.negatives.tilt import Tilt as Tilt
 from hardneg.negatives.windows import Rank as Rank

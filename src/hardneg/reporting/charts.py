@@ -20,9 +20,8 @@ from torch.nn.functional import normalize
 
 from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
-from hardneg.pages.charts.arms import Dots, Line, dot_plot, line_chart
+from hardneg.pages.charts.arms import Difference, Dots, Line, dot_plot, forest_plot, line_chart
 from hardneg.pages.charts.axes import Point
-from hardneg.pages.charts.differences import Difference, forest_plot
 from hardneg.pages.charts.similarities import Shares, histogram_chart
 from hardneg.pages.render import csv_link
 from hardneg.reporting.contents import (

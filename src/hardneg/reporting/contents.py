@@ -1,7 +1,7 @@
 """Contents of a report: the arms of a run or a comparison, their seeds, and what is missing.
 
 ``PageContents`` has ``ArmRuns``, which have ``SeedRun``; reading.py constructs them, and the modules of the sections
-(write.py, charts.py, pictures.py) read them. The functions at the end format numbers and names.
+(write.py, charts.py, embeddings.py, pictures.py) read them. The functions at the end format numbers and names.
 """
 
 from __future__ import annotations

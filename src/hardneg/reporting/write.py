@@ -31,9 +31,8 @@ from hardneg.reporting.charts import (
     table_csv,
     table_note,
 )
-from hardneg.reporting.classes import classes_of
 from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
-from hardneg.reporting.maps import maps_of
+from hardneg.reporting.embeddings import classes_of, maps_of
 from hardneg.reporting.pictures import pictures_of
 from hardneg.reporting.reading import read_all_contents
 from hardneg.training.evaluation.measures import MEASURES, unit_of
