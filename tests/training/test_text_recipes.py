@@ -22,7 +22,7 @@ from hardneg.reporting import write_report
 from hardneg.training.data.inputs import Sided, TwoTowers, joined
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.data.pairs import TextPairs
+from hardneg.training.data.pairs import TextPairs, VectorPairs
 from hardneg.training.data.text_files import read_lines
 from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
@@ -31,7 +31,7 @@ from hardneg.training.export import load_encoder, transfer
 from hardneg.training.loop.method import Batch, Method
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
-from hardneg.training.options import RECIPES
+from hardneg.training.options import RECIPES, PairsOptions
 from hardneg.training.recipes.clip import CLIP
 from hardneg.training.recipes.pairs import PairsRecipe
 from hardneg.training.recipes.quick_thoughts import QuickThoughts
@@ -510,7 +510,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
         ("pairs", {"negatives": "From('mined')", "directions": "both"}, "candidates of the batch.* --directions one"),
         ("quick-thoughts", {"batches": "uniform()"}, r"--batches to be consecutive\(\)"),
         ("clip", {"temperature": "linear(0.5, 0.1)"}, "a number as --temperature"),
-        ("clip", {"encoder": "tiny"}, "--encoder auto, the only choice for pairs"),
+        ("clip", {"encoder": "tiny"}, "Known: auto, linear, adapter"),
         ("clip", {"evaluate_with": "sts:x"}, "no --evaluate-with for pairs"),
     ],
 )
@@ -582,6 +582,74 @@ def test_vectors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
         np.savez(tmp_path / "wrong.npz", **arrays)
         with pytest.raises(HardnegError, match=match):
             run("clip", tmp_path / "run", short(f"embeddings:{tmp_path / 'wrong.npz'}"))
+
+
+def adapted(path: Path, **more: Any) -> str:
+    """Vectors in which every second item belongs to two pairs, and a mined negative of each pair."""
+    random = np.random.default_rng(1)
+    items = random.normal(size=(40, 8))
+    owner = np.repeat(np.arange(40), 2)
+    first = items[owner] + 0.5 * random.normal(size=(80, 8))
+    other = (owner + 3) % 45  # some numbers are of no pair
+    mined = np.where(other[:, None] < 40, items[other % 40], 1.0)[:, None]
+    arrays = {"first": first, "second": items[owner], "documents": [f"d{i}" for i in owner], "negatives": mined}
+    np.savez(path, **{**arrays, "negative_documents": np.array([[f"d{i}"] for i in other]), **more})
+    return f"embeddings:{path}"
+
+
+def test_vectors_know_their_documents_and_mined_negatives(tmp_path: Path) -> None:
+    options = PairsOptions(data=adapted(tmp_path / "pairs.npz"), encoder="adapter", dim=8)
+    data = VectorPairs.read(str(tmp_path / "pairs.npz"), options)
+    mined = data.mined(torch.tensor([0, 79]))
+    assert mined is not None
+    vectors = mined.inputs[:].second  # type: ignore[attr-defined]
+    other = (np.repeat(np.arange(40), 2) + 3) % 45
+    by_number = {int(number): i // 2 for i, number in enumerate(data.documents)}
+    assert [by_number.get(int(one), -1) for one in mined.ids] == [3, -1]
+    assert other[79] == 42
+    assert torch.equal(vectors[0], data.second[6])
+    encoder = data.encoder(options)
+    both = torch.cat([data.first[:3], data.second[:2]])
+    assert torch.equal(encoder(Sided(data.first[:3], data.second[:2])), both)  # an adapter begins as the identity
+
+
+def test_an_adapter_learns_from_mined_negatives_and_is_rebuilt(tmp_path: Path) -> None:
+    options = short(adapted(tmp_path / "pairs.npz"), encoder="adapter", dim=8, epochs=30, batch_size=16)
+    result = run("pairs", tmp_path / "run", options)
+    found = VectorPairs.splits(PairsOptions(**options))
+    first, second = found.test.first, found.test.second
+    encoder = load_encoder(tmp_path / "run")
+    with torch.no_grad():
+        z1, z2 = encoder(Sided(first=first)), encoder(Sided(second=second))
+    right = [
+        all(
+            torch.cosine_similarity(a, z2[i], dim=0) > torch.cosine_similarity(a, b, dim=0)
+            for j, b in enumerate(z2)
+            if found.test.documents[i] != found.test.documents[j]
+        )
+        for i, a in enumerate(z1)
+    ]
+    assert result["retrieval"] == pytest.approx(np.mean(right))
+    assert not torch.equal(z1, first)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "what"),
+    [
+        ({"documents": np.zeros(3)}, {}, "documents"),
+        ({"negatives": np.zeros((80, 1, 9))}, {}, "negatives"),
+        ({"negative_documents": np.zeros((80, 2))}, {}, "negative_documents"),
+        ({"second": np.zeros((80, 9)), "negatives": np.zeros((80, 1, 9))}, {"encoder": "adapter", "dim": 8}, "width"),
+        ({}, {"encoder": "adapter", "dim": 9}, "width"),
+        ({}, {"encoder": "resnet18"}, "adapter"),
+    ],
+)
+def test_vectors_of_a_wrong_shape_are_refused(tmp_path: Path, arrays: Any, options: Any, what: str) -> None:
+    data = adapted(tmp_path / "pairs.npz", **arrays)
+    with pytest.raises(ArgumentError) as caught:
+        run("pairs", tmp_path / "run", short(data, **options))
+    error = caught.value
+    assert what in f"{error.what} {error.got} {getattr(error, 'known', '')}"
 
 
 def test_every_kind_says_what_its_items_are() -> None:

@@ -14,6 +14,6 @@ from hardneg.batching.planners.cuthill_mckee import CuthillMcKee as CuthillMcKee
 from hardneg.batching.planners.knn import NearestNeighbours as NearestNeighbours
 from hardneg.batching.planners.proximity import Proximity as Proximity
 from hardneg.batching.planners.proximity import falling as falling
-from hardneg.batching.planners.sources import SingleSource as SingleSource
+from hardneg.batching.planners.single_source import SingleSource as SingleSource
 from hardneg.batching.planners.strata import Strata as Strata
 from hardneg.batching.planners.uniform import UniformPlanner as UniformPlanner

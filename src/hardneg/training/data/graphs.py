@@ -30,7 +30,7 @@ from hardneg.negatives.grammar import read_expression
 from hardneg.pages.graph_drawing import graph_drawing
 from hardneg.training.augmentation.graphs import GraphAugment, Graphs
 from hardneg.training.data.graph_files import read_graphs
-from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, features_of_splits
+from hardneg.training.data.items import CLASSIFIED, Evaluation, Items, Repeated, Shown, Splits, features_of_splits
 from hardneg.training.encoders import Encoder, Represent, seeded
 from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
@@ -216,7 +216,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         """
         if not can_classify(splits):
             return ["retrieval"]
-        return ["svm"] if cross_validated(splits) else ["svm", "knn", "1nn", "linear"]
+        return ["svm"] if cross_validated(splits) else ["svm", *CLASSIFIED]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
         """Evaluate by a support vector machine where there are classes, else by retrieval of the second view.

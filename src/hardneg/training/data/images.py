@@ -46,7 +46,16 @@ from hardneg.training.augmentation.views import (
     described,
 )
 from hardneg.training.data.image_files import ReadSplits, read_folder, read_hub, read_npz
-from hardneg.training.data.items import TEST_SHARE, Evaluation, Items, Shown, Splits, features_of_splits, register
+from hardneg.training.data.items import (
+    CLASSIFIED,
+    TEST_SHARE,
+    Evaluation,
+    Items,
+    Shown,
+    Splits,
+    features_of_splits,
+    register,
+)
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
@@ -238,7 +247,7 @@ class ImageData(Items):
         """
         splits.fitted.labelled("compare")
         splits.test.labelled(f"compare, of its {options.evaluate_on} images,")
-        return ["knn", "1nn", "linear"]
+        return [*CLASSIFIED]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
         """Evaluate features by class; without labels or with one class, return the reason instead.

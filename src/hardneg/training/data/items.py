@@ -36,6 +36,9 @@ from hardneg.training.options import TrainOptions
 TEST_SHARE = 0.2
 """Share of a data set without a test split that is held out as one."""
 
+CLASSIFIED = ("knn", "1nn", "linear")
+"""Measures of ``evaluate_embeddings``, the headline first."""
+
 KINDS: dict[str, type[Items]] = {}
 """The data kinds by prefix."""
 _forms: dict[str, str] = {}
@@ -304,7 +307,7 @@ class Items(ABC):
         Raises:
             ArgumentError: If nothing can be measured.
         """
-        return ["knn", "1nn", "linear", "retrieval"] if _can_classify(splits) else ["retrieval"]
+        return [*CLASSIFIED, "retrieval"] if _can_classify(splits) else ["retrieval"]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
         """Evaluate features by classes where there are any, and by retrieval of the second view from the first.
@@ -321,13 +324,25 @@ class Items(ABC):
             figures |= evaluate_embeddings(*arrays.values(), seed=0)
         elif len(self) > 1:
             figures["uniformity"] = uniformity(arrays["test_x"])
-        right = retrieved(first, second)
+        right = splits.test.retrieved(first, second)
         figures["retrieval"] = right.double().mean().item()
         if len(right) == len(splits.test):
             figures.setdefault("correct", {})["retrieval"] = pack_bits(right.cpu().numpy())
         return Evaluation(figures | {"alignment": alignment(first, second)}, arrays)
 
     # What all kinds share.
+
+    def retrieved(self, first: Annotated[Tensor, "m d"], second: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
+        """Return whether each of the first items is closest to its own second view, [m].
+
+        Items of the same document, where a kind has ``documents``, are not counted as wrong answers.
+
+        Args:
+            first: Features of the first views of the first m items.
+            second: Features of their second views.
+        """
+        documents: Tensor | None = getattr(self, "documents", None)
+        return retrieved(first, second, None if documents is None else documents[: len(first)])
 
     def labelled(self, who: str) -> Annotated[Tensor, "n"]:
         """Return the labels; raise if there are none, or only one class.
@@ -453,12 +468,15 @@ def features_of_splits(splits: Splits, represent: Represent) -> dict[str, Tensor
     return {"train_x": train_x, "train_y": splits.fitted.labels, "test_x": test_x, "test_y": splits.test.labels}
 
 
-def retrieved(first: Annotated[Tensor, "n d"], second: Annotated[Tensor, "n d"]) -> Annotated[Tensor, "n"]:
+def retrieved(
+    first: Annotated[Tensor, "n d"], second: Annotated[Tensor, "n d"], documents: Annotated[Tensor, "n"] | None = None
+) -> Annotated[Tensor, "n"]:
     """Return whether the nearest second view of each row is its own, [n]; a tie with another row counts as a miss.
 
     Args:
         first: Embeddings of the first views [n, d].
         second: Embeddings of the second views [n, d].
+        documents: Document of each row [n]; rows of the same document are not counted as wrong answers.
 
     Example:
         >>> retrieved(torch.eye(2), torch.tensor([[1.0, 0.1], [1.0, 0.2]])).tolist()
@@ -467,6 +485,8 @@ def retrieved(first: Annotated[Tensor, "n d"], second: Annotated[Tensor, "n d"])
     cosines = directions(first) @ directions(second).T
     own = cosines.diagonal().clone()
     cosines.fill_diagonal_(-math.inf)
+    if documents is not None:
+        cosines.masked_fill_(documents[:, None] == documents, -math.inf)
     return own > cosines.amax(1)
 
 

@@ -4,25 +4,27 @@
                                        negatives, as ``hardneg mine`` writes them
     pairs:qqp.csv[a,b,is_duplicate=1]  only the rows with this label; a column that may be a label is never ignored
     pairs:story.txt                    consecutive lines; an empty line starts a new document
-    embeddings:pairs.npz               arrays ``first`` [n, d] and ``second`` [n, e], optionally ``labels`` [n]
+    embeddings:pairs.npz               arrays ``first`` [n, d] and ``second`` [n, e], optionally ``labels`` [n],
+                                       ``documents`` [n], ``negatives`` [n, k, e] and ``negative_documents`` [n, k]
 
 A candidate of ``TextPairs`` is a text, not a row: equal texts share an id, and so do second texts with the same first
 text, so that the positive of one row is never a negative of another. ``VectorPairs`` may be vectors of images and of
-their texts (CLIP, Radford et al. 2021): two projection heads are trained, one for each side, and evaluated by retrieval
-of the second side from the first.
+their texts (CLIP, Radford et al. 2021), or of texts by a model that is too large to train: a head is trained for each
+side, and evaluated by retrieval of the second side from the first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
-from hardneg.core.errors import ArgumentError, NotFinite, located
+from hardneg.core.errors import ArgumentError, NotFinite, UnknownName, located
 from hardneg.io.arrays import read_arrays
 from hardneg.io.tables import read_table
 from hardneg.training.data.inputs import Sided, TwoTowers
@@ -184,18 +186,44 @@ _ARRAYS = {
     "first": "np.array(first, dtype=float) has none",
     "second": "np.array(second, dtype=float) has none",
     "labels": "np.array(labels, dtype=str) converts them to text",
+    "documents": "np.array(documents, dtype=str) converts them to text",
+    "negatives": "np.array(negatives, dtype=float) has none",
+    "negative_documents": "np.array(negative_documents, dtype=str) converts them to text",
 }
+_HEADS = ("auto", "linear", "adapter")
+
+
+class Adapter(nn.Module):
+    """A residual hidden layer for vectors of a frozen model; it begins as the identity.
+
+    Args:
+        width: Width of the vectors, and of the result.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.hidden, self.out = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, vectors: Annotated[Tensor, "b d"]) -> Annotated[Tensor, "b d"]:
+        """Return the adapted vectors."""
+        return vectors + self.out(gelu(self.hidden(self.norm(vectors))))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
 class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
-    """Pairs of vectors.
+    """Pairs of vectors, optionally with mined negatives.
 
     Attributes:
         first: Vectors of the first side, float32 [n, d].
         second: Vectors of the second side, float32 [n, e].
         labels: Class of each pair, int64 [n], or None.
         ids: Id of each pair, int64 [n].
+        documents: Number of each pair's second item, int64 [n]; equal for pairs that share it.
+        negatives: Vectors of mined negatives, float32 [n, k, e], or None.
+        negative_documents: Number of each mined negative, int64 [n, k], -1 for items that no pair has; None without
+            negatives.
         name: Name of the data.
         classes: Names of the classes.
     """
@@ -204,6 +232,9 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
     second: Annotated[Tensor, "n e"]
     labels: Annotated[Tensor, "n"] | None
     ids: Annotated[Tensor, "n"]
+    documents: Annotated[Tensor, "n"]
+    negatives: Annotated[Tensor, "n k e"] | None
+    negative_documents: Annotated[Tensor, "n k"] | None
     name: str
     classes: tuple[str, ...] = ()
     noun: ClassVar[str] = "pair"
@@ -211,7 +242,9 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         """Raise for unsupported options or a missing file name, without reading data."""
-        super().check(options)
+        if options.encoder not in _HEADS:
+            raise UnknownName(options.encoder, _HEADS).within("--encoder")
+        super().check(replace(options, encoder="auto"))
         with located("--data"):
             if not options.data.partition("embeddings:")[2].strip():
                 raise ArgumentError("data", "embeddings:FILE.npz", repr(options.data))
@@ -225,16 +258,13 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
             options: The options of the run.
         """
         found = read_arrays("data", Path(path), _ARRAYS, needed=("first", "second"))
-        sides = []
-        for name in ("first", "second"):
-            array = found[name]
-            if array.ndim != 2 or array.dtype.kind not in "fiu" or len(array) != len(found["first"]):
-                raise ArgumentError("data", f"`first` [n, d] and `second` [n, e] in {path}", f"{name}={array.shape}")
-            sides.append(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
-            if not torch.isfinite(sides[-1]).all():
-                raise NotFinite("data", f"finite numbers in {name} of {path}", "NaN or infinite values")
+        first, second = (_vectors(found, name, (None, None), path) for name in ("first", "second"))
+        n = len(first)
         labels, classes = labels_in(found, "labels", Path(path)) if "labels" in found else (None, ())
-        return cls(sides[0], sides[1], labels, torch.arange(len(sides[0])), path, classes)
+        mined = _vectors(found, "negatives", (n, None, second.shape[1]), path) if "negatives" in found else None
+        documents, others = _documents(found, (n, 0 if mined is None else mined.shape[1]), path)
+        of_mined = None if mined is None else others
+        return cls(first, second, labels, torch.arange(n), documents, mined, of_mined, path, classes)
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
         """Return the two sides of the pairs at some positions.
@@ -250,16 +280,32 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
         """Return the first side of the pairs at positions [b]."""
         return Sided(first=self.first[index])
 
+    def mined(self, index: Annotated[Tensor, "b"]) -> MinedRows | None:
+        """Return the mined negatives of the pairs at positions [b], or None if there are none."""
+        if self.negatives is None or self.negative_documents is None:
+            return None
+        return MinedRows(Sided(second=self.negatives[index].flatten(0, 1)), self.negative_documents[index].flatten())
+
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        """Build a linear head for each side.
+        """Build a head for each side: linear, or an adapter.
 
         Args:
             record: Record of the training pairs, with the widths of both sides.
             options: The options of the run.
+
+        Raises:
+            ArgumentError: If the vectors do not have the width that an adapter returns.
         """
+        widths = record["widths"]
+        if options.encoder == "adapter" and {*widths} != {options.dim}:
+            got = f"--dim {options.dim} and vectors of widths {widths[0]} and {widths[1]}"
+            fix = f"use --dim {widths[0]}" if widths[0] == widths[1] else "use --encoder linear"
+            raise ArgumentError("--encoder adapter", "vectors of one width, which is also --dim", got, fix)
         with seeded(options.seed):
-            return TwoTowers(*(nn.Linear(width, options.dim) for width in record["widths"]))
+            if options.encoder == "adapter":
+                return TwoTowers(*(Adapter(width) for width in widths))
+            return TwoTowers(*(nn.Linear(width, options.dim) for width in widths))
 
     def record(self) -> dict[str, Any]:
         """Return the record of all kinds, with the widths of both sides."""
@@ -274,3 +320,38 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
     def shown(self, position: int) -> Shown:
         """Return the id of the pair at a position: vectors cannot be shown."""
         return Shown(text=f"pair {int(self.ids[position])}")
+
+
+def _vectors(found: dict[str, Any], name: str, shape: tuple[int | None, ...], path: str) -> Tensor:
+    """Return an array of finite numbers as float32; None in ``shape`` stands for any size."""
+    array = found[name]
+    fits = array.ndim == len(shape) and all(
+        size in (None, there) for size, there in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype.kind not in "fiu" or len(array) != len(found["first"]):
+        what = f"`first` [n, d] and `second` [n, e] in {path}"
+        if name == "negatives":
+            what = f"`negatives` [n, k, e] = [{shape[0]}, k, {shape[2]}] in {path}"
+        raise ArgumentError("data", what, f"{name}={array.shape}")
+    vectors = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    if not torch.isfinite(vectors).all():
+        raise NotFinite("data", f"finite numbers in {name} of {path}", "NaN or infinite values")
+    return vectors
+
+
+def _documents(found: dict[str, Any], shape: tuple[int, int], path: str) -> tuple[Tensor, Tensor]:
+    """Return the number of each pair's second item [n], and that of each mined negative [n, k], -1 where unknown."""
+    own, others = found.get("documents"), found.get("negative_documents")
+    for name, array, expected in (("documents", own, shape[:1]), ("negative_documents", others, shape)):
+        if array is not None and array.shape != expected:
+            raise ArgumentError("data", f"`{name}` {list(expected)} in {path}", f"{name}={array.shape}")
+    if own is None:
+        if others is not None:
+            raise ArgumentError("data", f"`documents` beside `negative_documents` in {path}", "none")
+        return torch.arange(shape[0]), torch.full(shape, -1)
+    names, numbers = np.unique(own.astype(str), return_inverse=True)
+    if others is None:
+        return torch.from_numpy(numbers.astype(np.int64)), torch.full(shape, -1)
+    place = np.searchsorted(names, others.astype(str)).clip(max=len(names) - 1)
+    known = np.where(names[place] == others.astype(str), place, -1)
+    return torch.from_numpy(numbers.astype(np.int64)), torch.from_numpy(known.astype(np.int64))

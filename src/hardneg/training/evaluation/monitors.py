@@ -20,7 +20,6 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.negatives.grammar import read_expression
-from hardneg.training.data.items import retrieved
 from hardneg.training.encoders import embed
 from hardneg.training.evaluation.embeddings import knn_predict
 from hardneg.training.evaluation.logistic import folds_of
@@ -76,7 +75,7 @@ def retrieval(items: Any, represent: Any) -> float:
         items: The training items.
         represent: The features of the encoder, ``encoders.Represent``.
     """
-    return float(retrieved(*represent.views(items)).double().mean())
+    return float(items.retrieved(*represent.views(items)).double().mean())
 
 
 def sts(file: str, split: str = "dev") -> Monitor:
