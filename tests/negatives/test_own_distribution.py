@@ -84,3 +84,14 @@ def test_audit() -> None:
 
 def test_conformance(own: type[Negatives]) -> None:
     assert_conforms(own())
+
+
+def test_similarity_is_without_the_temperature() -> None:
+    z1, z2 = views()
+    z = torch.cat([z1, z2])
+    kept = (hn.parse("AtLeastBelow(0.3)").log_weights(hn.two_views(z1, z2, 0.2)) == 0.0).sum(1)
+    expected = []
+    for i, anchor in enumerate(z):
+        negatives = torch.stack([anchor @ other for j, other in enumerate(z) if j not in (i, (i + 40) % 80)])
+        expected.append(int((negatives <= negatives.max() - 0.3).sum()))
+    assert kept.tolist() == expected
