@@ -61,6 +61,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):
             read(getattr(options, flag))
+    if options.patience and not options.monitor_every:
+        what = "--monitor-every with --patience, which counts evaluations of the monitor"
+        raise ArgumentError("train", what, f"patience={options.patience} and monitor_every=0", "add --monitor-every 1")
     _check_warmup(options)
     _check_device(options)
     _check_schedules(options)
