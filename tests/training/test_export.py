@@ -23,10 +23,11 @@ from hardneg.training.augmentation.augment import TINY
 from hardneg.training.augmentation.transforms import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
-from hardneg.training.export import export, how_to_load, may_run_code, resnet_names, transfer
+from hardneg.training.export import export, how_to_load, may_run_code, transfer
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, CLIPOptions
+from hardneg.training.weights import resnet_names
 from support.errors import raises
 from support.graphs import graph_file
 from support.libraries import library

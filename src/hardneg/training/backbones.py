@@ -53,8 +53,8 @@ def library_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
     Args:
         name: One of the forms in the module's docstring.
         in_channels: Channels of the images.
-        size: Height and width of the images; a user's own backbone is called once with zeros of this size to find the
-            width of its features.
+        size: Height and width of the images, for models of timm that are built for one size. A user's own backbone is
+            called once with zeros of this size to find the width of its features.
 
     Returns:
         The module and the width of its features.
@@ -66,7 +66,7 @@ def library_backbone(name: str, in_channels: int, size: int = 32) -> Backbone:
     if names_a_file(name):
         return _of_function(name, in_channels, size)
     kind, _, rest = name.partition(":")
-    return _sources[kind](rest, in_channels)
+    return _sources[kind](rest, in_channels, size)
 
 
 @contextmanager
@@ -100,7 +100,28 @@ def _library(module: str, name: str) -> Any:
         raise MissingExtra(f"{module}:{name}", what, fix=f"pip install {module}") from error
 
 
-def _torchvision(name: str, in_channels: int) -> Backbone:
+def published_weights(name: str) -> dict[str, Tensor]:
+    """Return the published weights of ``timm:NAME`` or ``torchvision:NAME``, which the library downloads.
+
+    Raises:
+        ArgumentError: If the library has no such model or weights.
+        MissingExtra: If the library is not installed.
+    """
+    kind, _, model = name.partition(":")
+    library = _library(kind, model)
+    try:
+        if kind == "timm":
+            found = library.create_model(model, pretrained=True)
+        else:
+            found = library.models.get_model(model, weights="DEFAULT")
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ArgumentError(
+            "train", f"--init with a model of {kind} whose weights it has", f"{name} ({error})"
+        ) from error
+    return dict(found.state_dict())
+
+
+def _torchvision(name: str, in_channels: int, size: int) -> Backbone:
     library = _library("torchvision", name)
     try:
         backbone = library.models.get_model(name, weights=None)
@@ -112,16 +133,20 @@ def _torchvision(name: str, in_channels: int) -> Backbone:
     return backbone, feature_dim
 
 
-def _timm(name: str, in_channels: int) -> Backbone:
+def _timm(name: str, in_channels: int, size: int) -> Backbone:
     library = _library("timm", name)
+    build = partial(library.create_model, name, pretrained=False, in_chans=in_channels, num_classes=0)
     try:
-        backbone = library.create_model(name, pretrained=False, in_chans=in_channels, num_classes=0)
+        try:
+            backbone = build(img_size=size)
+        except TypeError:  # such as ResNets, which accept any size
+            backbone = build()
     except RuntimeError as error:
         raise ArgumentError(WHO, "a model of timm", f"timm:{name} ({error})") from None
     return backbone, int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 
-def _hf(path: str, in_channels: int) -> Backbone:
+def _hf(path: str, in_channels: int, size: int) -> Backbone:
     library = optional("transformers", f"hf:{path}", extra="text")
     if torch.get_default_device().type == "meta":  # only the shapes are needed
         model = library.AutoModel.from_config(library.AutoConfig.from_pretrained(path))
@@ -188,7 +213,7 @@ def _with_channels(backbone: nn.Module, in_channels: int) -> None:
     backbone.set_submodule(place, other(bias=first.bias is not None))
 
 
-_sources: dict[str, Callable[[str, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}
+_sources: dict[str, Callable[[str, int, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}
 LIBRARY_ENCODERS = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py:function")
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hardneg.core.errors import ArgumentError, FileError, NoFile, argument_error, optional
+from hardneg.core.errors import ArgumentError, FileError, argument_error, optional
 from hardneg.io.files import write_atomically, write_json
 from hardneg.io.functions import names_a_file
 from hardneg.training.backbones import ResNetBackbone
@@ -30,15 +30,12 @@ from hardneg.training.data.items import Items, Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder, sentence_transformer
-from hardneg.training.loop.checkpoints import read_state
 from hardneg.training.loop.runs import Run
 from hardneg.training.normalisation import Normalise, Scale
 from hardneg.training.options import RECIPES, CMCOptions, InfoGraphOptions, QuickThoughtsOptions, TrainOptions
 from hardneg.training.options.base import Weights
 from hardneg.training.text_encoders import Pretrained
-
-PREFIXES = ("encoder.", "encoder.encoder.")
-"""Prefixes of the encoder's weights in the state of a method; in MoCo v3 a predictor wraps the encoder."""
+from hardneg.training.weights import load_run, resnet_names, state_of_run
 
 
 def load_encoder(
@@ -75,11 +72,11 @@ def load_encoder(
         got = f"the encoder {code[0]}, which may run code when it is built"
         fix = "pass run_code=True if you trust it (--run-code)"
         raise ArgumentError("load_encoder", "an encoder that runs no code", got, fix)
-    state = _state(disk, weights)
+    state = state_of_run(disk.checkpoints, weights)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
     scale = scale_in(config, "load_encoder") if normalise else None
     encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
-    _load(encoder, state, disk.path)
+    load_run(encoder, state, disk.path)
     if scale is not None:
         of_images: Any = encoder.first if isinstance(encoder, TwoTowers) else encoder
         of_images.normalise = Normalise(**scale)
@@ -218,35 +215,6 @@ def _scaled(scale: Scale | None) -> list[str]:
     return [f"mean, std = {mean}, {std}", f"inputs = {inputs}  # of images in [0, 1]"]
 
 
-def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
-    """Return the weights of our ResNet under the names shared by torchvision and timm.
-
-    Raises:
-        ArgumentError: If the ResNet has group normalisation, which neither library has.
-    """
-    if any(isinstance(part, nn.GroupNorm) for part in backbone.modules()):
-        raise ArgumentError("export", "a ResNet with batch normalisation", "one with group normalisation")
-    starts = [sum(backbone.blocks[:stage]) for stage in range(len(backbone.blocks))]
-    return {_renamed(name, starts): value for name, value in backbone.state_dict().items()}
-
-
-def _renamed(name: str, starts: list[int]) -> str:
-    """Translate a parameter name of ``ResNetBackbone`` to torchvision's.
-
-    >>> _renamed("layers.3.residual.4.weight", [0, 2, 4, 6]), _renamed("layers.2.shortcut.0.weight", [0, 2, 4, 6])
-    ('layer2.1.bn2.weight', 'layer2.0.downsample.0.weight')
-    """
-    if stem := re.fullmatch(r"stem\.([01])\.(\w+)", name):
-        return f"{('conv1', 'bn1')[int(stem[1])]}.{stem[2]}"
-    block, part, place, rest = re.fullmatch(r"layers\.(\d+)\.(\w+)\.(\d+)\.(\w+)", name).groups()  # type: ignore[union-attr]
-    stage = max(i for i, start in enumerate(starts) if start <= int(block))
-    where = f"layer{stage + 1}.{int(block) - starts[stage]}"
-    if part == "shortcut":
-        return f"{where}.downsample.{place}.{rest}"
-    number, kind = divmod(int(place), 3)  # convolution, norm, ReLU
-    return f"{where}.{('conv', 'bn')[kind]}{number + 1}.{rest}"
-
-
 def _write_resnet(encoder: nn.Module, path: Path, run: Run) -> None:
     backbone = getattr(encoder, "backbone", None)
     name = str(getattr(encoder, "name", ""))
@@ -293,16 +261,6 @@ FORMATS: dict[str, tuple[str, Write]] = {  # default file name and writer
 }
 
 
-def _state(run: Run, weights: str) -> dict[str, Any]:
-    path = run.checkpoints.best if weights == "best" else run.checkpoint_path
-    if not path.exists():
-        fix = "train with --monitor-every 1" if weights == "best" else "train first"
-        raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which does not exist", fix)
-    found = read_state(path, parts={"method"})
-    average = {name: value for name, value in found.get("average", {}).items() if name.startswith("module.")}
-    return {**found["method"], **{f"encoder.{name.removeprefix('module.')}": value for name, value in average.items()}}
-
-
 def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
     """Build the encoder as its recipe trains it: some recipes have two encoders or add modules."""
     if isinstance(options, CMCOptions):
@@ -317,18 +275,6 @@ def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -
     if isinstance(options, QuickThoughtsOptions) and options.encoders == "two":
         return TwoTowers(encoder, kind.rebuilt(record, options))
     return encoder
-
-
-def _load(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    names = set(encoder.state_dict())
-    for prefix in PREFIXES:
-        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        if names <= own.keys():
-            encoder.load_state_dict({name: own[name] for name in names})
-            return
-    raise FileError(
-        "load_encoder", "a checkpoint with the weights of this encoder", path, "whose weights have other names"
-    )
 
 
 def transfer(

@@ -32,6 +32,7 @@ from hardneg.training.encoders import Represent
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment, directions, uniformity
 from hardneg.training.options import TrainOptions
+from hardneg.training.weights import initialised
 
 TEST_SHARE = 0.2
 """Share of a data set without a test split that is held out as one."""
@@ -192,10 +193,11 @@ class Items(ABC):
     def encoder(self, options: TrainOptions) -> nn.Module:
         """Build the encoder to train, [b] ``Inputs`` -> [b, options.dim], with weights that depend only on the seed.
 
-        Its ``features``, if it has them, are evaluated. By default this is ``rebuilt`` of ``record``.
+        Its ``features``, if it has them, are evaluated. By default this is ``rebuilt`` of ``record``, with the weights
+        of ``--init`` if it is given.
         """
         assert self.rebuilt.__qualname__ != "Items.rebuilt", "a kind has encoder or rebuilt of its own"
-        return self.rebuilt(self.record(), options)
+        return initialised(self.rebuilt(self.record(), options), options)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:

@@ -27,6 +27,7 @@ from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import ESTIMATE, Scheduled, check_bounds
+from hardneg.training.weights import check_source
 
 STATEFUL_OBJECTIVES = {"isogclr": "isogclr", "surrogate": "sogclr or emc2"}
 """Objectives that need state of every image, such as temperatures, and the recipes that keep that state."""
@@ -64,6 +65,8 @@ def check_words(options: TrainOptions) -> BatchSpec:
     if options.patience and not options.monitor_every:
         what = "--monitor-every with --patience, which counts evaluations of the monitor"
         raise ArgumentError("train", what, f"patience={options.patience} and monitor_every=0", "add --monitor-every 1")
+    if options.init is not None:
+        check_source(options.init)
     _check_warmup(options)
     _check_device(options)
     _check_schedules(options)

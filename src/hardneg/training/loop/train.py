@@ -236,6 +236,8 @@ class Loop:
         if not silent and (chosen := self.method.chosen()):
             values = ", ".join(f"{name} {value:,}" for name, value in chosen.items())
             print(f"Chosen for {len(self.data):,} {self.data.noun}s: {values}.", file=sys.stderr)
+        if not silent and (init := getattr(self.method.recorded_encoder(), "init", None)):
+            print(f"Initial weights: {init}.", file=sys.stderr)
         with progress_bar(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
                 if self._out_of_patience():

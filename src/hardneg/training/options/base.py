@@ -51,6 +51,12 @@ class TrainOptions:
         "file.py:function.",
         DATA,
     )
+    init: str | None = option(
+        None,
+        "Initial weights of the encoder: a run directory, a file of torch or safetensors with names of hardneg, "
+        "torchvision or timm, or published weights as timm:NAME or torchvision:NAME.",
+        DATA,
+    )
     dim: int = option(128, "Dimension of the embeddings that the loss compares.", DATA, low=1)
     negatives: str = option(
         "Uniform()",

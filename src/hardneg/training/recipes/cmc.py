@@ -22,6 +22,7 @@ from hardneg.training.encoders import features_of
 from hardneg.training.normalisation import Normalise
 from hardneg.training.options import CMCOptions, InstanceOptions, TrainOptions
 from hardneg.training.recipes.instance import Instance
+from hardneg.training.weights import initialised
 
 XYZ = [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]]
 """Matrix from linear sRGB to CIE XYZ."""
@@ -40,6 +41,7 @@ class CMCRecipe(Instance):
         """Build one encoder per aspect, scaled to the augmentation in use."""
         assert isinstance(data, ImageData), "cmc needs pixels"
         encoder = Aspects.built(list(data.images.shape[1:]), options)
+        initialised(encoder, options)
         if isinstance(data.augment, Augmentation):
             encoder.learn_scale(data.augment, data.images[:1])
         return encoder
