@@ -13,7 +13,7 @@ import hardneg as hn
 from hardneg.batching import Refresh, encode
 from hardneg.training.backbones import library_backbone
 from hardneg.training.encoders import build_encoder
-from hardneg.training.export import resnet_names
+from hardneg.training.weights import resnet_names
 from support.libraries import library
 
 timm: Any = library("timm")

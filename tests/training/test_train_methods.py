@@ -14,6 +14,10 @@ import torch
 from hardneg.core.errors import ArgumentError, FileError
 from hardneg.core.options import option
 from hardneg.core.schedules import linear
+from hardneg.io.embeddings import load_embeddings
+from hardneg.training.data.images import load
+from hardneg.training.encoders import Encoder
+from hardneg.training.export import load_encoder
 from hardneg.training.loop.checks import with_estimate
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
@@ -52,6 +56,30 @@ def test_a_method_of_the_user_is_resumed(data: str, tmp_path: Path, monkeypatch:
     other = MyOptions(**options_of(data, epochs=2), margin=0.2)
     with raises(FileError, who="train", got="-> 0.2"):
         train("mine", MyMethod, other, tmp_path / "stopped", quiet=True, resume=True)
+
+
+class WithOwnEncoder(MyMethod):
+    def __init__(self, options: Any, data: Any, total: int) -> None:
+        super().__init__(options, data, total)
+        self.encoder = own_encoder()
+
+
+def own_encoder() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return Encoder(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16)), 16)
+
+
+@pytest.mark.parametrize("method", [MyMethod, WithOwnEncoder])
+def test_a_run_of_a_method_of_the_user_loads_again(method: Any, data: str, tmp_path: Path) -> None:
+    train("mine", method, MyOptions(**options_of(data, epochs=1)), tmp_path, quiet=True)
+    expected = load_embeddings(tmp_path / "embeddings.npz")[2]
+    if method is WithOwnEncoder:
+        with raises(FileError, who="load_encoder", fix="encoder="):
+            load_encoder(tmp_path)
+        encoder: Any = load_encoder(tmp_path, encoder=own_encoder())
+    else:
+        encoder = load_encoder(tmp_path)
+    torch.testing.assert_close(encoder.features(load(data, "test").images), expected, rtol=0, atol=1e-6)
 
 
 # Schedules of the temperature and tau_plus.

@@ -21,7 +21,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from hardneg.core.errors import ArgumentError, FileError, argument_error, optional
+from hardneg.core.errors import ArgumentError, argument_error, optional
 from hardneg.io.files import write_atomically, write_json
 from hardneg.io.functions import names_a_file
 from hardneg.training.backbones import ResNetBackbone
@@ -39,7 +39,12 @@ from hardneg.training.weights import load_run, resnet_names, state_of_run
 
 
 def load_encoder(
-    run: str | Path, weights: Weights = "last", *, run_code: bool = False, normalise: bool = True
+    run: str | Path,
+    weights: Weights = "last",
+    *,
+    run_code: bool = False,
+    normalise: bool = True,
+    encoder: nn.Module | None = None,
 ) -> nn.Module:
     """Load the trained encoder of a run, in evaluation mode on the CPU.
 
@@ -53,6 +58,8 @@ def load_encoder(
             may contain code (``may_run_code``). Only for runs that you trust.
         normalise: Whether the encoder normalises images itself. With False it expects inputs as the views of training
             provide them; a run with its own views, whose mean and std are unknown, needs this.
+        encoder: Module into which the weights are loaded, for a run of your own ``Method`` that builds its encoder
+            itself; by default the encoder of ``--encoder`` is built again.
 
     Returns:
         The encoder.
@@ -75,7 +82,8 @@ def load_encoder(
     state = state_of_run(disk.checkpoints, weights)
     record = (config.get("trained") or {}).get("data", {}).get("train", {})
     scale = scale_in(config, "load_encoder") if normalise else None
-    encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
+    if encoder is None:
+        encoder = _rebuilt(kind_of(options.data, may_run=run_code), record, options)
     load_run(encoder, state, disk.path)
     if scale is not None:
         of_images: Any = encoder.first if isinstance(encoder, TwoTowers) else encoder
@@ -138,11 +146,9 @@ def text_encoder_of(run: str | Path, weights: Weights = "last", *, run_code: boo
 
 
 def options_of(run: Run) -> TrainOptions:
-    """Return the options of a run; options unknown to this version are ignored."""
+    """Return the options of a run; those unknown to this version or of a user's own method are ignored."""
     config = run.whole_config()
-    if config["recipe"] not in RECIPES:
-        raise FileError("load_encoder", "a run of a known recipe", run.path, f"of recipe {config['recipe']!r}")
-    kind = RECIPES[config["recipe"]]
+    kind = RECIPES.get(config["recipe"], TrainOptions)
     known = {one.name for one in fields(kind)}
     return kind(**{name: value for name, value in config["options"].items() if name in known})
 

@@ -169,7 +169,8 @@ def load_run(encoder: nn.Module, state: State, path: Path) -> None:
             encoder.load_state_dict({name: own[name] for name in names})
             return
     what = "a checkpoint with the weights of this encoder"
-    raise FileError("load_encoder", what, path, "whose weights have other names")
+    fix = "pass encoder=, the module that your Method trains"
+    raise FileError("load_encoder", what, path, "whose weights have other names", fix)
 
 
 # Names of other libraries.
