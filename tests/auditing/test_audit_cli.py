@@ -27,6 +27,7 @@ from hardneg.auditing.options import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError
+from hardneg.io.files import write_json
 from support.errors import raises
 from support.mining_jobs import write_lines
 from support.vectors import save_embeddings
@@ -130,6 +131,29 @@ def test_a_run_directory(tmp_path: Path) -> None:
             hn.audit((z[40:] if split == "test" else z[:40]).float(), "Uniform()", frontier=False,
                      labels=labels[40:] if split == "test" else labels[:40]).rows[0].false_negatives
         )  # fmt: skip
+
+
+def test_a_run_is_audited_at_its_last_temperature_under_a_readable_name(tmp_path: Path) -> None:
+    z, _, labels = make_data(60)
+    run = tmp_path / "simclr-8356bb30-seed3"
+    run.mkdir()
+    save_embeddings(run / "embeddings.npz", z[:40], labels[:40], z[40:], labels[40:])
+    options = {"data": "digits", "negatives": "Tilt(2.0)", "temperature": "linear(0.5, 0.2)", "seed": 3}
+    for projects, words in ((True, "compared projections"), (False, "are those that the loss compared")):
+        write_json(
+            run / "config.json",
+            {"recipe": "simclr", "options": options, "trained": {"encoder": {"projects": projects}}},
+        )
+        for given, used in (([], 0.2), (["--temperature", "0.7"], 0.7)):
+            result = call(str(run), *given, "-n", "Tilt(1.0)", "--no-frontier", "-o", str(tmp_path / "out"))
+            assert result.exit_code == 0, result.output
+            stored = json.loads((tmp_path / "out" / "audit.json").read_text())
+            wanted = hn.audit(z[40:].float(), "Tilt(1.0)", labels=labels[40:], temperature=used, frontier=False)
+            assert stored["temperature"] == used
+            assert stored["rows"][0]["false_negatives"] == pytest.approx(wanted.rows[0].false_negatives)
+            assert any(words in note for note in stored["notes"])
+            page = (tmp_path / "out" / "audit.html").read_text()
+            assert "<title>How hard and how false are the negatives of simclr with Tilt(2.0) on digits, seed 3?" in page
 
 
 @pytest.mark.parametrize("kind", ["npz", "parquet", "jsonl", "safetensors", "txt", "csv"])

@@ -57,8 +57,9 @@ def test_a_function_judges_everything_once(options: MakeOptions, tmp_path: Path,
     assert 0 < first.result.spent <= 150
     found = table(tmp_path / "judged")
     judged = AnswerLog(tmp_path / "judged" / "answers.jsonl").read()
-    assert len(judged) == first.result.spent
-    for record in judged:
+    given = [record for record in judged if record["kind"] == "judge"]
+    assert len(given) == first.result.spent
+    for record in given:
         expected = answers(texts[record["query"]], texts[record["document"]])
         assert int(found[record["query"], record["document"]]) == expected
     again = job.run(options(judge=FUNCTION))
@@ -92,7 +93,8 @@ def test_found_answers_become_positives_and_flow_on(options: MakeOptions, tmp_pa
     # Judging again with these judgements asks nobody about what is known.
     again = job.run(options({"judgements": str(path), "out": str(tmp_path / "again")}, judge=FUNCTION, budget=10**6))
     records = AnswerLog(tmp_path / "again" / "answers.jsonl").read()
-    assert not {(record["query"], record["document"]) for record in records} & set(table(tmp_path / "judged"))
+    asked = {(record["query"], record["document"]) for record in records if record["kind"] == "judge"}
+    assert not asked & set(table(tmp_path / "judged"))
     assert again.result.spent < first.result.spent
 
 
@@ -284,6 +286,20 @@ def test_nothing_is_lost_by_kills(options: MakeOptions, tmp_path: Path) -> None:
     assert subprocess.run(command, env=environ, stdout=subprocess.DEVNULL).returncode == 0
     assert table(tmp_path / "judged") == table(tmp_path / "direct")
     assert len(asked.read_text().splitlines()) <= direct.result.spent + kills
+
+
+@pytest.mark.parametrize("budget", [60, 100, 150])
+def test_a_run_that_was_killed_asks_the_same_pairs(budget: int, options: MakeOptions, tmp_path: Path) -> None:
+    """Killed after any answer, also after the design has given up a sequence and takes the rules in turn."""
+    job.run(options(judge=FUNCTION, budget=budget))
+    folder = tmp_path / "judged"
+    log = folder / "answers.jsonl"
+    expected, lines = (folder / "judgements.tsv").read_bytes(), log.read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines), 4):
+        log.write_bytes(b"".join(lines[:cut]))
+        job.run(options(judge=FUNCTION, budget=budget))
+        assert (folder / "judgements.tsv").read_bytes() == expected, cut
+        assert len(log.read_bytes().splitlines()) <= len(lines) + 1, "the rest of a batch is a batch again"
 
 
 def test_people_confirm_what_a_judge_flags(options: MakeOptions, tmp_path: Path) -> None:

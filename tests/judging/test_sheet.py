@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import re
@@ -88,6 +89,26 @@ def test_images_are_shown_as_thumbnails(tmp_path: Path) -> None:
     assert data[0]["query"]["text"] == "red.png"
     assert len(page) < 60_000
     assert "image" not in data[0]["positive"]
+
+
+def test_graphs_are_drawn(tmp_path: Path) -> None:
+    """Node-link JSON of networkx, with its old and new name of the links; large graphs are shown by their size."""
+    nodes = [{"id": i, "label": kind} for i, kind in enumerate("CCO")]
+    links = [{"source": 0, "target": 1}, {"source": 1, "target": 2}]
+    (tmp_path / "small.json").write_text(json.dumps({"nodes": nodes, "links": links}))
+    large = {"nodes": [{"id": i} for i in range(100)], "edges": links}
+    (tmp_path / "large.json").write_text(json.dumps(large))
+    (tmp_path / "other.json").write_text('{"nodes": 3}')
+    (tmp_path / "drawn.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    paths = [str(tmp_path / name) for name in ("small.json", "large.json", "other.json", "drawn.svg")]
+    page = sheet_page([SheetRow(("a", "b"), *paths[:2]), SheetRow(("c", "d"), *paths[2:])], "Pairs")
+    first, second = json.loads(re.search(r'application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    drawing = base64.b64decode(first["query"]["image"].removeprefix("data:image/svg+xml;base64,")).decode()
+    assert drawing.count("<circle") == 3
+    assert first["query"]["text"] == "small.json: 3 nodes, 2 edges"
+    assert first["document"] == {"text": "large.json: 100 nodes, 2 edges"}
+    assert second["query"] == {"text": paths[2]}
+    assert second["document"]["image"].startswith("data:image/svg+xml;base64,")
 
 
 @settings(deadline=None)

@@ -69,3 +69,22 @@ def test_the_benchmark_sees_a_peak_of_memory():
     environment = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", PEAK], env=environment, capture_output=True, text=True, check=True)
     assert 60 < float(done.stdout) < 72
+
+
+def test_the_comparison_with_peers_measures_equal_results():
+    against = load_script("benchmarks/against.py")
+    figure = against.measure("Ring", size=32, rounds=1, threads=1)
+    assert figure["ratio"] == pytest.approx(figure["ours_s"] / figure["theirs_s"])
+    assert figure["difference"] < 1e-5
+    assert against.differs((1.0, 2.0), (1.0, 1.0)) == 1.0
+
+
+def test_the_comparison_with_peers_skips_a_peer_that_is_not_installed(monkeypatch):
+    against = load_script("benchmarks/against.py")
+    monkeypatch.setitem(against.CASES, "Ring", against.CASES["Ring"]._replace(needs=("no_such_library",)))
+    assert "no_such_library" in against.measure_case("Ring", None)["skipped"]
+
+
+def test_the_comparison_with_peers_fits_the_growth():
+    against = load_script("benchmarks/against.py")
+    assert against.exponent([10, 100, 1000], [0.3, 3.0, 30.0]) == pytest.approx(1.0)

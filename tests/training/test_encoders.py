@@ -12,12 +12,15 @@ from torch import nn
 
 from hardneg.core.errors import ArgumentError, MissingExtra
 from hardneg.training.augmentation.augment import TINY
+from hardneg.training.data.image_texts import ImageTextEncoder
 from hardneg.training.data.images import load
+from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.encoders import (
     Encoder,
     build_encoder,
     check_embeds,
     check_encoder,
+    compares_projections,
     embed,
     has_batch_statistics,
 )
@@ -108,6 +111,13 @@ def test_any_module_is_an_encoder() -> None:
     assert torch.equal(encoder(x), encoder.features(x))
     with raises(ArgumentError, who="Encoder", what="12", got="features=(2, 10)"):
         Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 12)(x)
+
+
+def test_which_encoders_compare_projections() -> None:
+    plain, projected = Encoder(nn.Linear(4, 4), 4), Encoder(nn.Linear(4, 4), 4, nn.Linear(4, 2))
+    assert [compares_projections(one) for one in (nn.Linear(4, 4), plain, projected)] == [False, False, True]
+    assert [compares_projections(TwoTowers(plain, one)) for one in (plain, projected)] == [False, True]
+    assert not compares_projections(ImageTextEncoder(projected, projected))
 
 
 def test_wrong_names_are_reported_before_anything_is_built() -> None:

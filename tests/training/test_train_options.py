@@ -65,6 +65,8 @@ NOT_RUN = {
     "compile": "the same up to rounding, after a minute of compiling: benchmarks/training_gpu.py trains so",
     "monitor": "test_optimisers.py looks at its records",
     "monitor_every": "test_optimisers.py looks at its records",
+    "patience": "test_optimisers.py stops a run by it",
+    "ema": "changes what is evaluated, not what is trained: test_optimisers.py",
     "encode_chunk": "the same up to rounding: test_encode_chunk.py compares",
     "evaluate_with": "of texts: test_text_recipes.py",
     "head": "of texts: test_text_recipes.py",

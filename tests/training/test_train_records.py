@@ -58,6 +58,7 @@ def test_other_encoders_weights_and_views_have_other_records(data: str, whole: P
     assert trained("same") == usual
     assert trained("seed", seed=1)["encoder"]["initial_weights"] != usual["encoder"]["initial_weights"]
     assert trained("dim", dim=16)["encoder"]["parameters"] < usual["encoder"]["parameters"]
+    assert usual["encoder"]["projects"]
     assert trained("views", augment="tiny(rotate=5)")["views"] != usual["views"]
     # The predictor of MoCo v3 is not a part of the encoder that methods are compared by.
     for version in ("v2", "v3"):

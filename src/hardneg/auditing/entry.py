@@ -137,7 +137,7 @@ def audit(
             raise ArgumentError("audit", "embeddings for batches", "the path of a mined file", "pass the embeddings")
         texts = tuple(rule.name for rule in rules)
         folder = None if cache is None else str(cache)
-        options = AuditOptions(str(mined), texts, settings, model=model, encoder=encoder, cache=folder)
+        options = AuditOptions(str(mined), texts, settings=settings, model=model, encoder=encoder, cache=folder)
         return with_judged(audit_files(options, progress=progress), judged)
     if embeddings is None:
         raise ArgumentError("audit", "embeddings, or the path of a mined file as mined=...", "neither")

@@ -24,6 +24,7 @@ from hardneg.auditing.inputs import (
     WHO,
     JudgedLists,
     Lists,
+    RunRecord,
     check_columns_found,
     is_mined,
     is_run,
@@ -87,6 +88,10 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
     with as_audit_errors(), torch.no_grad():
         kind = kind_of(options)
         check_unused(options, kind)
+        run = RunRecord.of(Path(options.input)) if kind == "run" else RunRecord()
+        chosen = run.temperature if options.temperature is None else options.temperature
+        if chosen is not None:
+            options = replace(options, settings=replace(options.settings, temperature=chosen))
         if kind == "mined":
             found = audit_mined(options, progress, encoding)
         else:
@@ -94,7 +99,8 @@ def audit_files(options: AuditOptions, progress: AuditProgress | None = None, en
             found = audit_pairs(audited, given_rules(options.negatives), options.settings, progress=progress)
             found = with_batches(found, audited, options.batches, options.batch_size)
         found = with_judged(found, options.judged)
-    return replace(found, provenance={**environment(), "input": options.input, "kind": kind})
+    provenance = {**environment(), "input": options.input, "kind": kind, "title": run.title}
+    return replace(found, provenance=provenance, notes=(*run.notes(options.temperature), *found.notes))
 
 
 def kind_of(options: AuditOptions) -> str:

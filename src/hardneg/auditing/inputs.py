@@ -29,13 +29,16 @@ from torch import Tensor
 
 from hardneg.auditing.options import AuditOptions
 from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.core.schedules import LONG, value_of
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
+from hardneg.io.files import read_json
 from hardneg.io.tables import Table, aligned, open_text, read_table, read_vectors, suffix_of, vector_suffixes
 from hardneg.mining.judgements import read_grades
 from hardneg.mining.problem import Side
 from hardneg.mining.table_columns import side_of_table
 from hardneg.mining.table_values import RowNumbers
+from hardneg.negatives.grammar import read_number
 
 WHO = "audit"
 
@@ -106,6 +109,59 @@ def is_run(path: Path) -> bool:
     if path.is_dir():
         return (path / "embeddings.npz").exists()
     return path.suffix == ".npz" and set(SPLIT_NAMES) <= set(names_in_npz(WHO, path))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the config.json of a run says about its loss and its vectors.
+
+    Attributes:
+        title: The run in words, such as "simclr with Tilt(1.0) on digits, seed 0"; None without a config.json.
+        temperature: The last temperature of its options; None if unknown.
+        projects: Whether the loss compared projections of the saved features; None if unknown.
+    """
+
+    title: str | None = None
+    temperature: float | None = None
+    projects: bool | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> RunRecord:
+        """Read the record of a run from its directory or the embeddings.npz in it.
+
+        Raises:
+            Damaged: If config.json is damaged.
+        """
+        file = (path if path.is_dir() else path.parent) / "config.json"
+        if not file.is_file():
+            return cls()
+        config = read_json(file, "delete it, and give --temperature", who=WHO)
+        options, trained = (one if isinstance(one, dict) else {} for one in map(config.get, ("options", "trained")))
+        number = options.get("temperature")
+        known = value_of(read_number(number, WHO), LONG, LONG) if isinstance(number, (int, float, str)) else None
+        negatives = options.get("negatives", "Uniform()")
+        chosen = "" if negatives == "Uniform()" else f" with {negatives}"
+        data = Path(str(options.get("data")).rpartition(":")[2]).name
+        title = f"{config.get('recipe')}{chosen} on {data}, seed {options.get('seed')}"
+        encoder = trained.get("encoder")
+        return cls(title, known, encoder.get("projects") if isinstance(encoder, dict) else None)
+
+    def notes(self, given: float | None) -> Iterator[str]:
+        """Yield remarks for the audit.
+
+        Args:
+            given: The temperature that the user gave, which replaces that of the run.
+        """
+        if self.projects:
+            yield (
+                "The vectors are the features that are evaluated. The loss compared projections of them, whose "
+                "similarities are not saved."
+            )
+        elif self.projects is not None:
+            yield "The vectors are those that the loss compared."
+        if self.temperature not in (None, given):
+            used = f"{given:g}, not the run's {self.temperature:g}" if given else f"{self.temperature:g}, as in the run"
+            yield f"The temperature is {used}."
 
 
 def split_of_run(path: Path, split: str) -> tuple[Tensor, Tensor]:

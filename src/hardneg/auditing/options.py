@@ -19,8 +19,22 @@ KNOWN, MINED, RULES, LOOK = "Labels and judgements", "Source of a mined file", "
 PANELS = (KNOWN, MINED, RULES, LOOK)
 """The panels of the help."""
 
+MEASURED = ("tau_plus", "near_duplicate", "num_anchors", "seed", "wanted_false_negatives", "frontier", "memory")
+"""The fields of ``Settings`` that are flags; the temperature is an option of the command, since runs have their own."""
+
 # The options that each kind of input reads, for check_unused.
-_always = {"input", "negatives", "settings", "columns", "similarity", "imports", "batches", "batch_size", "judged"}
+_always = {
+    "input",
+    "negatives",
+    "temperature",
+    "settings",
+    "columns",
+    "similarity",
+    "imports",
+    "batches",
+    "batch_size",
+    "judged",
+}
 _judged = {"judgements", "held_out_judgements"}
 _judges = {"labels", "groups", "label_column", "group_column", *_judged}
 _of_queries = {"queries", "query_column", "query_id_column", "embedding_column"}
@@ -54,7 +68,7 @@ class Settings:
         ArgumentError: If a value is out of its range.
     """
 
-    temperature: float = option(TEMPERATURE, "Temperature of tilts and of the loss, as in mine.", RULES)
+    temperature: float = TEMPERATURE
     tau_plus: float = option(0.0, "Share of false negatives that the loss corrects for.", RULES)
     near_duplicate: float = option(0.95, "Cosine similarity above which two items count as near-duplicates.", LOOK)
     num_anchors: int = option(512, "Number of anchors to sample.", LOOK)
@@ -89,7 +103,10 @@ class AuditOptions:
 
     input: str = argument("Embeddings (.npy .npz .safetensors, or a table), a run, or a mined file.")
     negatives: tuple[str, ...] = option((), "Rule to measure, such as 'Tilt(2.0)'; can be repeated.", RULES)
-    settings: Settings = field(default_factory=Settings, metadata=part())
+    settings: Settings = field(default_factory=Settings, metadata=part(only=MEASURED))
+    temperature: float | None = option(
+        None, "Temperature of tilts and of the loss; default: the last one of a run, else 1, as in mine.", RULES
+    )
     batches: tuple[str, ...] = option(
         (), "Planner of batches to measure, such as 'proximity()' or 'knn()'; can be repeated.", RULES
     )

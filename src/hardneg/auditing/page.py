@@ -1,7 +1,7 @@
 """The page of an audit: the figures in plain sentences, for people who have not read the papers.
 
 ``audit_page`` fills templates/audit.html; ``frontier_svg`` is the chart alone, for documents. Called by
-``Audit.write_html``, the command line and the reports of training runs.
+``Audit.write_html`` and the command line.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def sentence_of(row: RuleFigures, audit: Audit) -> Markup:
 
 def _question(audit: Audit) -> tuple[str, str]:
     """Return the question in the title, and the name of the input."""
-    name = Path(str(audit.provenance.get("input", ""))).name
+    name = audit.provenance.get("title") or Path(str(audit.provenance.get("input", ""))).name
     question = "How hard and how false" if audit.has_rates else "How hard"
     return f"{question} are the negatives of", name or "these embeddings"
 
@@ -236,6 +236,7 @@ def _hubs(audit: Audit) -> list[tuple[str, tuple[Hub, ...]]]:
 def _facts(audit: Audit) -> list[tuple[str, Any]]:
     """Return settings and versions as rows of a table."""
     facts: dict[str, Any] = {
+        "input": audit.provenance.get("input"),
         "temperature": audit.temperature,
         "tau_plus": audit.tau_plus,
         "near-duplicate above cosine": audit.near_duplicate,

@@ -72,7 +72,7 @@ def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, ou
     Examples:
       hardneg audit embeddings.npy --labels labels.npy -n "Tilt(1.0)" -n "Ring(0.01, 0.1)" -o audit
 
-      hardneg audit runs/simclr --temperature 0.2 --tau-plus 0.1 --wanted-false-negatives 0.02
+      hardneg audit runs/simclr --tau-plus 0.1 --wanted-false-negatives 0.02
 
       hardneg audit first_views.npy --positives second_views.npy --labels labels.npy
 

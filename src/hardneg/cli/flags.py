@@ -329,7 +329,8 @@ def _iter_options(options: type) -> Iterator[tuple[str, Field[Any], Any, dict[st
         for each in _fields_of(one, hints[one.name]):
             panel = one.metadata["panel"] or each.metadata.get("panel")
             name, kind = one.metadata["part"].format(each.name), plain(kinds[each.name])
-            yield name, each, kind, {**each.metadata, "panel": panel}
+            help_text = one.metadata["helps"].get(each.name, each.metadata.get("help"))
+            yield name, each, kind, {**each.metadata, "panel": panel, "help": help_text}
 
 
 def _fields_of(one: Field[Any], kind: type) -> list[Field[Any]]:

@@ -50,15 +50,18 @@ def argument(help: str, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"help": help, "argument": True})
 
 
-def part(name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None) -> dict[str, Any]:
+def part(
+    name: str = "{}", only: tuple[str, ...] = (), panel: str | None = None, helps: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the metadata of a field that is itself a dataclass of options.
 
     Args:
         name: Pattern of the flags' names; ``{}`` stands for the name of the inner field.
         only: Names of the inner fields to include; all by default.
         panel: Title of the group of flags in ``--help``.
+        helps: Other help texts of inner fields, by their names.
     """
-    return {"part": name, "only": only, "panel": panel}
+    return {"part": name, "only": only, "panel": panel, "helps": helps or {}}
 
 
 def make_plain(options: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hardneg.core.errors import ArgumentError
-from hardneg.judging.design import FALSE, TRUE, UNKNOWN, Design, PairIndices, Sensitivity
+from hardneg.judging.design import FALSE, NOT_ASKED, TRUE, UNKNOWN, Design, PairIndices, Sensitivity
 
 RowPair = tuple[int, int]
 Judge = Callable[[list[RowPair]], Iterable[Any]]
@@ -109,23 +109,34 @@ class Asking:
         """Return the pairs to judge next."""
         return self.pairs(self.design.ask(budget, self.spent))
 
-    def ask(self, judge: Judge, budget: int, progress: Callable[[int], None] = lambda done: None) -> None:
+    def ask(
+        self,
+        judge: Judge,
+        budget: int,
+        progress: Callable[[int], None] = lambda done: None,
+        begun: Sequence[RowPair] = (),
+    ) -> None:
         """Ask the judge until everything is decided or the budget is used.
 
         Args:
             judge: The judge.
             budget: Number of answers that may be used in all.
             progress: Called with the number of new answers.
+            begun: The last batch of an earlier run. Its open pairs come first: the next batch depends on all answers to
+                this one, so a run that was killed then asks the same pairs as one that was not.
 
         Raises:
             ArgumentError: If the judge returns another number of answers, or other values.
         """
-        while len(questions := self.design.ask(budget, self.spent)):
+        numbers = np.array([self.number_of[pair] for pair in begun if pair in self.number_of], dtype=np.int64)
+        questions = numbers[self.design.value[numbers] == NOT_ASKED][: max(budget - self.spent, 0)]
+        while len(questions) or len(questions := self.design.ask(budget, self.spent)):
             pairs = self.pairs(questions)
             for question, pair, grade in zip(questions.tolist(), pairs, answers_of(judge, pairs), strict=True):
                 self.keep(pair, grade)
                 self.put(question, grade)
                 progress(1)
+            questions = questions[:0]
 
     def put_checked(self, question: int, grade: Grade, by_person: Grade, above_of_people: float) -> None:
         """Store the answers of a judge that errs and of a person to the same pair, whatever the judge says.

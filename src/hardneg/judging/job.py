@@ -382,15 +382,24 @@ class Round:
             for grade in self._answers("judge", judge, name, pairs):
                 yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
 
+        batches = self._of_kind("batch")
+        begun = [self._row({"query": one[0], "document": one[1]}) for one in batches[-1]["pairs"]] if batches else []
+        done = self.progress("judging", self.options.budget - asking.spent)
         try:
-            asking.ask(of_pairs, self.options.budget, self.progress("judging", self.options.budget - asking.spent))
+            asking.ask(of_pairs, self.options.budget, done, begun)
         except OverCap as error:  # what is known is still written
             self.say(str(error))
         return self._put_unconfirmed(asking, votes)
 
     def _answers(self, kind: str, judge: OfTexts, name: str, pairs: list[RowPair]) -> Iterator[Grade]:
-        """Yield the judge's answers, each stored on the disk before."""
-        for pair, grade in zip(pairs, answers_of(judge, [self._texts(pair) for pair in pairs]), strict=True):
+        """Yield the judge's answers, each stored on the disk before.
+
+        With the first answer the whole batch is stored, so that a killed run continues with the rest of it.
+        """
+        answers = answers_of(judge, [self._texts(pair) for pair in pairs])
+        for number, (pair, grade) in enumerate(zip(pairs, answers, strict=True)):
+            if kind == "judge" and not number:
+                self.log.append({"kind": "batch", "pairs": [self._ids(one) for one in pairs]})
             self._keep(kind, self._ids(pair), grade, name)
             yield grade
 

@@ -309,10 +309,12 @@ class LLMJudge:
         url = str(self.options.url).rstrip("/")
         url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
         body = {"model": self.options.llm, "messages": messages, "temperature": 0}
-        headers = {"Content-Type": "application/json"}
+        content = json.dumps(body).encode()
+        # An API that knows this header does not charge a second time for a request that a kill cut off.
+        headers = {"Content-Type": "application/json", "Idempotency-Key": hashlib.sha256(content).hexdigest()}
         if key := os.environ.get(self.options.key_variable, "").strip():
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(url, content, headers)
         with _opener.open(request, timeout=self.options.patience) as reply:
             answer = json.loads(reply.read(1 << 22))
         text = answer["choices"][0]["message"]["content"]

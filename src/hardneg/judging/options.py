@@ -56,7 +56,9 @@ class LLMOptions:
 class JudgeOptions:
     """Everything that `hardneg judge` can be given; ``hardneg.judging.job.run`` takes an instance."""
 
-    mining: MineOptions = field(metadata=part(only=_mining))
+    mining: MineOptions = field(
+        metadata=part(only=_mining, helps={"out": "Output folder; the same command continues the judging in it."})
+    )
     columns: Columns = field(default_factory=Columns, metadata=part("{}_column"))
     rules: tuple[str, ...] = option(
         (),

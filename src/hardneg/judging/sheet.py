@@ -24,6 +24,7 @@ from hardneg.io.files import run_again, write_atomically
 from hardneg.io.tables import image_suffixes, read_table
 from hardneg.judging.statistics import agreement
 from hardneg.mining.table_values import key_of
+from hardneg.pages.graph_drawing import graph_drawing, graph_of_file
 from hardneg.pages.render import render, write_page
 
 COLUMNS = ("query-id", "corpus-id", "grade", "by", "query", "document", "positive")
@@ -200,10 +201,23 @@ def _cell(text: str) -> str:
 
 
 def _shown(text: str) -> dict[str, str]:
-    """Return a text, or the thumbnail of an image if the text is the path of one."""
-    if text.lower().endswith(image_suffixes) and len(text) < 1024 and Path(text).is_file():
-        return {"image": _thumbnail_of(Path(text)), "text": Path(text).name}
-    return {"text": text}
+    """Return a text, or the picture of an image or of a graph if the text is the path of one."""
+    suffix = Path(text).suffix.lower() if len(text) < 1024 else ""
+    if suffix not in (*image_suffixes, ".svg", ".json") or not Path(text).is_file():
+        return {"text": text}
+    path = Path(text)
+    if suffix == ".svg":
+        return {"image": "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode(), "text": path.name}
+    if suffix in image_suffixes:
+        return {"image": _thumbnail_of(path), "text": path.name}
+    graph = graph_of_file(path)
+    if graph is None:
+        return {"text": text}
+    edges, kinds = graph
+    picture = graph_drawing(edges, kinds)
+    return {"text": f"{path.name}: {len(kinds)} nodes, {edges.shape[1]} edges"} | (
+        {"image": picture} if picture else {}
+    )
 
 
 def _thumbnail_of(path: Path) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hardneg.core.errors import ArgumentError, GrammarError, UnknownName, argument_error
 from hardneg.core.generators.base import Generator, registered_generators
 from hardneg.core.objectives.base import Function, Objective, Row, registered_objectives
-from hardneg.core.schedules import Schedule, registered_schedules
+from hardneg.core.schedules import Number, Schedule, registered_schedules
 from hardneg.core.text import printable
 from hardneg.negatives.base import Negatives, registered_negatives
 
@@ -49,6 +49,29 @@ def parse(text: str) -> Negatives:
     if not isinstance(result, Negatives):
         raise GrammarError("parse", "a distribution such as 'Tilt(1.0)'", f"text={_shown(text)}")
     return result
+
+
+def read_number(value: Number | str, who: str) -> Number:
+    """Return a number, or the schedule that a text describes.
+
+    Args:
+        value: A number, which is returned as it is, or text such as "linear(0.5, 0.1)".
+        who: Caller, for errors.
+
+    Raises:
+        ArgumentError: If the text is not a schedule.
+
+    Example:
+        >>> read_number("linear(0.5, 0.1)", "train")(50, 100)
+        0.3
+    """
+    if not isinstance(value, str):
+        return value
+    # Parsed as the argument of a call, the only place where the grammar allows schedules.
+    found = read_expression(f"number({value})", {"number": lambda value: value, **registered_schedules()})
+    if not isinstance(found, Schedule):
+        raise ArgumentError(who, 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
+    return found
 
 
 def to_text(negatives: Negatives) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -46,6 +48,27 @@ def graph_drawing(edges: NDArray[np.int64], kinds: Sequence[int]) -> str | None:
         f"{dots}</svg>"
     )
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def graph_of_file(path: Path) -> tuple[NDArray[np.int64], list[int]] | None:
+    """Read a graph in the node-link form of networkx and D3: ``{"nodes": [{"id": 0}], "links": [{"source": 0, ...}]}``.
+
+    Args:
+        path: The JSON file. Links may be called edges. A ``kind`` or ``label`` of nodes chooses their colour.
+
+    Returns:
+        Pairs of nodes [2, m] and the kind of each node; None if the file is something else.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        links = content["links"] if "links" in content else content["edges"]
+        number = {node["id"]: place for place, node in enumerate(content["nodes"])}
+        edges = [(number[link["source"]], number[link["target"]]) for link in links]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    kinds = [str(node.get("kind", node.get("label", ""))) for node in content["nodes"]]
+    names = sorted(set(kinds))
+    return np.array(edges, dtype=np.int64).reshape(-1, 2).T, [names.index(kind) for kind in kinds]
 
 
 def _placed(edges: NDArray[np.int64], n: int) -> NDArray[np.float64]:

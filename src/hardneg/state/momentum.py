@@ -1,4 +1,4 @@
-"""The momentum encoder of MoCo: a slowly moving copy of the encoder that computes the keys."""
+"""Slowly moving copies of an encoder: MoCo's momentum encoder, which computes the keys, and averaged weights."""
 
 from __future__ import annotations
 
@@ -64,3 +64,40 @@ class MomentumEncoder(AveragedModel):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._updates = None
+
+
+class AveragedWeights(MomentumEncoder):
+    """Exponential moving average of the weights of an encoder, and of its buffers, for evaluation and export.
+
+    The decay of update t (from 0) is min(decay, (1 + t) / (10 + t)), as in TensorFlow, so that a short run does not
+    evaluate its initial weights.
+
+    Args:
+        encoder: The encoder to average.
+        decay: Share of the old average, such as 0.999.
+
+    Example:
+        >>> encoder = nn.Linear(1, 1, bias=False)
+        >>> average = AveragedWeights(encoder, decay=0.5)
+        >>> with torch.no_grad():
+        ...     before = encoder.weight.clone()
+        ...     _ = encoder.weight.add_(1.0)
+        >>> average.update_parameters(encoder)  # the first decay is 1 / 10
+        >>> torch.allclose(average.module.weight, before + 0.9)
+        True
+    """
+
+    def __init__(self, encoder: nn.Module, decay: float) -> None:
+        super().__init__(encoder, decay)
+
+    def momentum_at(self, step: int) -> float:
+        """Return the decay at a step."""
+        return min(super().momentum_at(step), (1.0 + step) / (10.0 + step))
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Move parameters and buffers of the average towards those of the encoder; integers are copied."""
+        decay = self.momentum_at(int(self.n_averaged) - 1 if self._updates is None else self._updates)
+        super().update_parameters(model)
+        for old, new in zip(self.module.buffers(), model.buffers(), strict=True):
+            old.lerp_(new.to(old), 1.0 - decay) if old.is_floating_point() else old.copy_(new)

@@ -183,6 +183,15 @@ def features_of(encoder: nn.Module) -> Callable[[Images], Features]:
     return getattr(encoder, "features", encoder)
 
 
+def compares_projections(encoder: nn.Module) -> bool:
+    """Return whether the loss compares projections of the features by which the encoder is evaluated."""
+    kind = type(encoder)
+    if getattr(kind, "features", kind.forward) is kind.forward:
+        return False
+    heads = [part.head for part in encoder.modules() if isinstance(part, Encoder)]
+    return not heads or any(not isinstance(head, nn.Identity) for head in heads)
+
+
 @dataclass(frozen=True, eq=False)
 class Represent:
     """Features from a trained encoder, as monitors and evaluations receive them.

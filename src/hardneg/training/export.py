@@ -298,8 +298,9 @@ def _state(run: Run, weights: str) -> dict[str, Any]:
     if not path.exists():
         fix = "train with --monitor-every 1" if weights == "best" else "train first"
         raise NoFile("load_encoder", f"the {weights} checkpoint of a run", path, "which does not exist", fix)
-    state: dict[str, Any] = read_state(path, parts={"method"})["method"]
-    return state
+    found = read_state(path, parts={"method"})
+    average = {name: value for name, value in found.get("average", {}).items() if name.startswith("module.")}
+    return {**found["method"], **{f"encoder.{name.removeprefix('module.')}": value for name, value in average.items()}}
 
 
 def _rebuilt(kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:

@@ -15,11 +15,11 @@ import torch
 from hardneg.batching import planners
 from hardneg.batching.spec import BatchSpec, parse_batches
 from hardneg.core.errors import ArgumentError, argument_error, located, warn_once
-from hardneg.core.schedules import LONG, Number, Schedule, registered_schedules, value_of
+from hardneg.core.schedules import LONG, Number, Schedule, value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
 from hardneg.negatives import parse
-from hardneg.negatives.grammar import read_expression, read_generator, read_objective
+from hardneg.negatives.grammar import read_generator, read_number, read_objective
 from hardneg.theory.class_prior import tau_plus_of_labels
 from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
@@ -65,6 +65,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     if "global_loss" in Moments.of(options.record, options.record_at).kinds and not options.has_global_loss:
         what = "--record similarities only: this recipe has no loss over pairs of views of all items"
         raise ArgumentError("train", what, repr(options.record))
+    if options.patience and not options.monitor_every:
+        what = "--monitor-every with --patience, which counts evaluations of the monitor"
+        raise ArgumentError("train", what, f"patience={options.patience} and monitor_every=0", "add --monitor-every 1")
     _check_warmup(options)
     _check_device(options)
     _check_schedules(options)
@@ -191,16 +194,10 @@ def number_of(value: Scheduled) -> Number:
         >>> number_of("linear(0.5, 0.1)")(50, 100)
         0.3
     """
-    if not isinstance(value, str):
-        return value
     if value == ESTIMATE:
         what = "a number or a schedule: only tau_plus can be estimated, from the labels of the training items"
         raise ArgumentError("train", what, repr(value))
-    # Parsed as the argument of a call, the only place where the grammar allows schedules.
-    found = read_expression(f"number({value})", {"number": lambda value: value, **registered_schedules()})
-    if not isinstance(found, Schedule):
-        raise ArgumentError("train", 'a number or a schedule such as "linear(0.5, 0.1)"', repr(value))
-    return found
+    return read_number(value, "train")
 
 
 def with_estimate(options: TrainOptions, data: Items, record: dict[str, Any]) -> tuple[TrainOptions, dict[str, Any]]:

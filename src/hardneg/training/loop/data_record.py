@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hardneg.core.errors import ArgumentError, DataChanged
 from hardneg.io.sealed import digest_of
 from hardneg.training.data.items import Items, Repeated, Splits
+from hardneg.training.encoders import compares_projections
 
 TrainedRecord = dict[str, Any]
 
@@ -120,10 +121,11 @@ def _shown(split: str, record: TrainedRecord | None) -> str:
 
 
 def encoder_record(encoder: nn.Module) -> dict[str, Any]:
-    """Return the name, class, number of parameters and digest of the current weights of an encoder."""
+    """Return an encoder's name, class, size, digest of weights, and whether the loss compares its projections."""
     kind = type(encoder)
     return {
         "name": getattr(encoder, "name", None),
+        "projects": compares_projections(encoder),
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "parameters": sum(weights.numel() for weights in encoder.parameters()),
         "initial_weights": digest_of_weights(encoder),

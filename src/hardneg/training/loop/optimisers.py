@@ -1,6 +1,6 @@
 """Optimisers and learning-rate schedules written as text, and the update of the weights from losses.
 
---optimizer  adam | adamw | "sgd(momentum=0.9, nesterov=True)"
+--optimizer  adam | adamw | "sgd(momentum=0.9, nesterov=True)" | lars | lamb
 --schedule   constant | "cosine(warmup=5)" | "steps(30, 40, factor=0.1)"       warm-ups and steps are in epochs
 
 ``read_optimiser`` and ``read_rate`` parse these texts; add a class to ``OPTIMISERS`` or ``RATES`` to extend them.
@@ -104,6 +104,96 @@ class SGD(Optimiser):
 
 
 @dataclass(frozen=True, repr=False)
+class LARS(Optimiser):
+    """LARS (You et al. 2017) as SimCLR and MoCo v3 use it: SGD whose step is scaled to the norm of each weight.
+
+    Attributes:
+        momentum: Momentum of the scaled gradients.
+        trust: Ratio of the length of a step, before the learning rate, to the norm of the weight.
+    """
+
+    momentum: float = 0.9
+    trust: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_range(WHO, "momentum", self.momentum, 0.0, 1.0, open_high=True)
+        check_range(WHO, "trust", self.trust, 1e-9, 1.0)
+
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """Create ``ScaledSteps`` of LARS for these parameter groups."""
+        momentum, trust = self.momentum, self.trust
+
+        def update(parameter: Tensor, gradient: Tensor, state: dict[str, Any], decay: float) -> Tensor:
+            gradient = gradient + decay * parameter
+            if parameter.ndim > 1:
+                gradient = gradient * (trust * norm_ratio(parameter, gradient))
+            state["momentum"] = gradient + momentum * state["momentum"] if state else gradient
+            found: Tensor = state["momentum"]
+            return found
+
+        return ScaledSteps(groups, update, common["lr"])
+
+
+@dataclass(frozen=True, repr=False)
+class LAMB(Adam):
+    """LAMB (You et al. 2020): steps of AdamW, each scaled to the norm of its weight; for very large batches."""
+
+    def create(self, groups: list[dict[str, Any]], **common: Any) -> torch.optim.Optimizer:
+        """Create ``ScaledSteps`` of LAMB for these parameter groups."""
+
+        def update(parameter: Tensor, gradient: Tensor, state: dict[str, Any], decay: float) -> Tensor:
+            if not state:
+                state |= {"step": torch.zeros(()), "mean": torch.zeros_like(gradient), "square": gradient * 0.0}
+            state["step"] += 1.0
+            state["mean"] = torch.lerp(gradient, state["mean"], self.beta1)
+            state["square"] = torch.lerp(gradient.square(), state["square"], self.beta2)
+            first, second = (1.0 - beta ** float(state["step"]) for beta in (self.beta1, self.beta2))
+            step: Tensor = state["mean"] / first / ((state["square"] / second).sqrt() + EPSILON) + decay * parameter
+            return step * norm_ratio(parameter, step) if parameter.ndim > 1 else step
+
+        return ScaledSteps(groups, update, common["lr"])
+
+
+EPSILON = 1e-6
+"""Constant in the denominator of LAMB, as in its paper's code."""
+
+Update = Callable[[Tensor, Tensor, dict[str, Any], float], Tensor]
+"""(parameter, gradient, its state, weight decay) -> the step, which is multiplied by the learning rate."""
+
+
+class ScaledSteps(torch.optim.Optimizer):
+    """An optimiser from a function of one parameter, its gradient and its state.
+
+    Args:
+        groups: Parameter groups, each with its weight decay.
+        update: Computes the step of a parameter.
+        lr: Learning rate.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], update: Update, lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.sub_(self.update(one, one.grad, self.state[one], group["weight_decay"]), alpha=group["lr"])
+
+
+def norm_ratio(parameter: Tensor, step: Tensor) -> Tensor:
+    """Return |parameter| / |step|, or 1 if either norm is 0; no value is read from the GPU.
+
+    >>> norm_ratio(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])), norm_ratio(torch.zeros(2), torch.ones(2))
+    (tensor(2.5000), tensor(1.))
+    """
+    ratio = parameter.norm() / step.norm()
+    return torch.where((ratio > 0.0) & ratio.isfinite(), ratio, 1.0)
+
+
+@dataclass(frozen=True, repr=False)
 class Rate(ABC):
     """Factor of the learning rate over training: a linear warm-up from 0, then ``after``.
 
@@ -195,7 +285,7 @@ def _steps(*epochs: float, factor: float = 0.1, warmup: float = 0.0) -> Steps:
     return Steps(warmup, epochs, factor)
 
 
-OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
+OPTIMISERS: dict[str, Callable[..., Optimiser]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD, "lars": LARS, "lamb": LAMB}
 RATES: dict[str, Callable[..., Rate]] = {"constant": Constant, "cosine": Cosine, "steps": _steps}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,9 @@ COLLAPSED_SIMILARITY, COLLAPSED_LOSS = 0.99, 0.95
 
 An untrained encoder stays below it (the tiny one has 0.93 on digits); a collapsed run on digits ends at 1.000.
 """
+
+SPREADING, SMALLEST_SPREAD = 1.2, 1e-5
+"""Growth of 1 - similarity over a run from which embeddings are spreading, and the spread below which it is noise."""
 
 COLLAPSED_WITH_LABELS = 0.9999
 """The similarity threshold of losses that pull classes together, which at first pull everything together.
@@ -241,12 +244,12 @@ def _final(name: str, last: list[Record]) -> Any:
     return math.fsum(known) / len(known) if known else None
 
 
-def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
+def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY, records: Sequence[Record] = ()) -> bool:
     """Return True if all embeddings have become almost identical.
 
-    Two conditions must hold: the mean similarity of all candidates is at least ``similar``, and the loss is at least
-    95 % of that of random guessing, ln(1 + n). n is the effective number of negatives, which in a collapsed run
-    equals their number.
+    Three conditions must hold: the mean similarity of all candidates is at least ``similar``, the loss is at least
+    95 % of that of random guessing, ln(1 + n), and the embeddings are not spreading. n is the effective number of
+    negatives, which in a collapsed run equals their number.
 
     The similarity of all candidates is used, not that of the negatives, since hard negatives may be similar in a good
     run. A recipe with another loss of random guessing records it as ``guess_loss``. Similarities above 1 are dot
@@ -255,10 +258,30 @@ def has_collapsed(final: Record, similar: float = COLLAPSED_SIMILARITY) -> bool:
     Args:
         final: The final figures, from ``final_of``.
         similar: Mean similarity from which embeddings count as identical.
+        records: All records of the run, oldest first. A run that starts with similar embeddings has not collapsed if
+            they spread: if the mean of 1 - similarity over the second half of the records is 1.2 times that over the
+            first half.
+
+    Example:
+        >>> close = {"uniform_hardness": 0.999, "loss": 4.1, "effective_number": 62.0}
+        >>> spreading = [{"uniform_hardness": 1.0 - 1e-4 * step} for step in range(1, 11)]
+        >>> has_collapsed(close), has_collapsed(close, records=spreading), has_collapsed(close, records=spreading[::-1])
+        (True, False, True)
     """
     similarity, loss, number = (final.get(name) for name in ("uniform_hardness", "loss", "effective_number"))
     if similarity is None or loss is None or number is None:
         return False
     guess = final.get("guess_loss")
     guess = math.log1p(number) if guess is None else guess
-    return bool(similar <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * guess)
+    alike = similar <= similarity <= 1.001 and loss >= COLLAPSED_LOSS * guess
+    return bool(alike and not _spreading(records))
+
+
+def _spreading(records: Sequence[Record]) -> bool:
+    """Return whether the embeddings move apart from the first to the second half of the records."""
+    spread = [1.0 - one["uniform_hardness"] for one in records if one.get("uniform_hardness") is not None]
+    first, second = spread[: len(spread) // 2], spread[(len(spread) + 1) // 2 :]
+    if not first:
+        return False
+    before, after = (math.fsum(part) / len(part) for part in (first, second))
+    return after > max(SPREADING * before, SMALLEST_SPREAD)

@@ -37,6 +37,7 @@ from hardneg.io.sealed import sealing
 from hardneg.io.terminal import progress_bars
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.grad_cache import GradCache
+from hardneg.state.momentum import AveragedWeights
 from hardneg.training.augmentation.augment import MakeImageViews
 from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.data.inputs import joined
@@ -167,6 +168,7 @@ class Loop:
         encoder = encoder_record(self.method.recorded_encoder())
         if accelerator.is_main_process:
             run.check_encoder(encoder)
+        self.average = AveragedWeights(self.method.encoder, options.ema) if options.ema else None
         self.update = self._prepare()
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         if self.monitor is not None:
@@ -242,6 +244,8 @@ class Loop:
             print(f"Chosen for {len(self.data):,} {self.data.noun}s: {values}.", file=sys.stderr)
         with progress_bar(silent, self.total, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
+                if self._out_of_patience():
+                    break
                 self.begun = time.perf_counter() - self.begun_seconds
                 for index in self._batches(epoch):
                     self._one_step(epoch, index, show)
@@ -255,8 +259,29 @@ class Loop:
                 if self.epoch == 1 and self.accelerator.is_main_process:
                     self.run.record_memory(memory_in_use(self.accelerator.device))
                 self._run_monitor()
-                if self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs:
+                due = self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs
+                if due or self._out_of_patience():
                     self._save()
+
+    def _out_of_patience(self) -> bool:
+        """Return whether the last ``--patience`` values of the monitor were no better than the best one before them."""
+        if not self.options.patience:
+            return False
+        stop = torch.zeros((), device=self.accelerator.device)
+        if self.accelerator.is_main_process:  # the only rank that evaluates the monitor
+            values = self._monitored()
+            best = values.index(max(values)) if values else 0
+            stop += len(values) - best > self.options.patience
+        return bool(self.accelerator.reduce(stop, "sum") > 0)
+
+    def _monitored(self) -> list[float]:
+        """Return all values of the monitor so far."""
+        return [record["monitor"] for record in self.run.metrics() if record.get("monitor") is not None]
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The encoder that is evaluated: the average of the weights with ``--ema``, else the trained one."""
+        return self.method.encoder if self.average is None else self.average.module
 
     def _count_seen(self) -> None:
         """Mark the items of the epoch that has ended as seen; the plan holds the batches of all ranks."""
@@ -299,6 +324,8 @@ class Loop:
         with self.accelerator.autocast():
             loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
         updated = self.update(loss, self.step)
+        if self.average is not None and updated:
+            self.average.update_parameters(method.encoder)
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
@@ -317,12 +344,17 @@ class Loop:
         """Evaluate the monitor if it is due, record its value, and keep the best weights."""
         if self.monitor is None or self.epoch % self.options.monitor_every or not self.accelerator.is_main_process:
             return
-        value = self.monitor(self.data, Represent(self.method.encoder, self.epoch, self.options.seed))
-        before = [record["monitor"] for record in self.run.metrics() if record.get("monitor") is not None]
+        value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed))
+        before = self._monitored()
         self.run.log(step=self.step, epoch=self.epoch - 1, monitor=value)
         if value > max(before, default=-math.inf):
             best = {"step": self.step, "epoch": self.epoch, "monitor": value}
-            self.run.save_best({**best, "method": self.method.state_dict()})
+            self.run.save_best({**best, **self._weights()})
+
+    def _weights(self) -> dict[str, Any]:
+        """Return the state of the method, and the averaged weights if there are any."""
+        average = {} if self.average is None else {"average": self.average.state_dict()}
+        return {"method": self.method.state_dict(), **average}
 
     def _adapt(self) -> None:
         """Advance adaptive schedules, which react to whether the mean loss of the epoch has fallen."""
@@ -394,7 +426,7 @@ class Loop:
             times = {"seconds": round(total, 3), "epoch_seconds": self.epoch_seconds}
             times["seconds_of"] = self.seconds.of_run(total)
             self.run.record_memory(memory_in_use(self.accelerator.device))
-            self.run.finish(figures | times | {"steps": self.total, "epochs": self.options.epochs})
+            self.run.finish(figures | times | {"steps": self.step, "epochs": self.epoch})
         self.accelerator.wait_for_everyone()
 
     def evaluate(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> dict[str, Any]:
@@ -412,19 +444,19 @@ class Loop:
         figures: dict[str, Any] = {"share_seen": self.share_seen}
         if records:
             figures["final"] = final_of(records)
-            figures["collapsed"] = self._warn_if_collapsed(figures["final"])
+            figures["collapsed"] = self._warn_if_collapsed(figures["final"], records)
         once = replace(self.options, compile=False)  # compiling does not pay off for a single pass
         test, probe = (
             part and part.prepared(once, views).to(self.accelerator.device) for part in (splits.test, splits.probe)
         )
-        represent = Represent(self.method.encoder, self.options.epochs, self.options.seed)
+        represent = Represent(self.evaluated, self.options.epochs, self.options.seed)
         found: Evaluation = test.evaluate(Splits(self.data, test, probe), represent, self.options)
         if found.arrays:
             write_atomically(self.run.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
         return figures | found.figures
 
-    def _warn_if_collapsed(self, final: dict[str, Any]) -> bool:
-        if collapsed := has_collapsed(final, self.method.collapsed_similarity):
+    def _warn_if_collapsed(self, final: dict[str, Any], records: list[dict[str, Any]]) -> bool:
+        if collapsed := has_collapsed(final, self.method.collapsed_similarity, records):
             warnings.warn(
                 f"The run in {self.run.path} has collapsed: its embeddings are almost identical (the mean similarity "
                 f"of two of them is {final['uniform_hardness']:.3f}) and its loss of {final['loss']:.3f} is that of "
@@ -448,7 +480,7 @@ class Loop:
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
                 "epoch_seconds_of": self.seconds.spent,
-                "method": self.method.state_dict(),
+                **self._weights(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.refresher.state(),
                 "seen": self.seen,
@@ -471,6 +503,8 @@ class Loop:
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
         self.seconds = Seconds(state["epoch_seconds_of"])
         self._load_method(state["method"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.refresher.restore(state)
         if len(state["seen"]) == len(self.seen):  # unless the run continues with other data

@@ -80,7 +80,10 @@ class TrainOptions:
         low=0,
     )
     optimizer: str = option(
-        "adam", 'Optimiser: adam, adamw, sgd, or with arguments "sgd(momentum=0.9, nesterov=True)".', TRAINING
+        "adam",
+        'Optimiser: adam, adamw, sgd, lars, lamb, or with arguments "sgd(momentum=0.9, nesterov=True)". lars and lamb '
+        'are for large batches, with --schedule "cosine(warmup=10)".',
+        TRAINING,
     )
     learning_rate: float = option(1e-3, "Learning rate.", TRAINING, low=0.0)
     schedule: str = option(
@@ -97,9 +100,17 @@ class TrainOptions:
     clip: float = option(0.0, "Clip the norm of the gradient to this value (0 = no clipping).", TRAINING, low=0.0)
     accumulate: int = option(
         1,
-        "Number of batches whose gradients are averaged per update; each batch still has only its own negatives.",
+        "Number of batches whose gradients are averaged per update; each batch still has only its own negatives. For "
+        "the exact gradient of one large batch use --batch-size with --encode-chunk.",
         TRAINING,
         low=1,
+    )
+    ema: float = option(
+        0.0,
+        "Decay of a moving average of the weights, such as 0.999; evaluations and exports use it (0 = none).",
+        TRAINING,
+        low=0.0,
+        high=0.999999,
     )
     augment: str = option(
         "auto",
@@ -140,6 +151,9 @@ class TrainOptions:
     )
     monitor: str = option("knn", "Metric that selects the best checkpoint: knn, svm, retrieval, \"sts('FILE')\".", RUN)
     monitor_every: int = option(0, "Number of epochs between two evaluations of --monitor (0 = never).", RUN, low=0)
+    patience: int = option(
+        0, "Stop once this many evaluations of --monitor in a row were no better than the best (0 = never).", RUN, low=0
+    )
 
     def __post_init__(self) -> None:
         make_plain(self)
