@@ -1,11 +1,15 @@
-"""What a type checker finds in a user's script: strings with few values, and losses that return tensors."""
+"""What type checkers find in a user's script: strings with few values, and losses that return tensors."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import hardneg as hn
 
 api = pytest.importorskip("mypy.api", reason="needs the extra dev")
 
@@ -49,7 +53,20 @@ WRONG = {
 }
 
 
-def test_a_type_checker_finds_wrong_words_and_nothing_else(tmp_path: Path) -> None:
+def test_pyright_finds_wrong_words_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("basedpyright", reason="needs the extra dev")
+    (tmp_path / "script.py").write_text(SCRIPT + "\n".join(WRONG) + "\n")
+    environment = {"venvPath": str(Path(sys.prefix).parent), "venv": Path(sys.prefix).name}
+    config = {"typeCheckingMode": "strict", **environment, "extraPaths": [str(Path(hn.__file__).parents[1])]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({**config, "include": ["script.py"]}))
+    command = [sys.executable, "-m", "basedpyright", "--project", str(tmp_path), "--outputjson"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=False).stdout)["generalDiagnostics"]
+    errors = {one["range"]["start"]["line"]: one["message"] for one in found if one["severity"] == "error"}
+    first = SCRIPT.count("\n")
+    assert sorted(errors) == list(range(first, first + len(WRONG))), found
+
+
+def test_mypy_finds_wrong_words_and_nothing_else(tmp_path: Path) -> None:
     wrong = [*WRONG]
     (tmp_path / "script.py").write_text(SCRIPT + "\n".join(wrong) + "\n")
     options = ["--strict", "--config-file", "", "--python-executable", sys.executable, "--no-incremental"]

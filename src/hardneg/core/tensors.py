@@ -25,11 +25,21 @@ from hardneg.core.private_apis import is_plain
 P = ParamSpec("P")
 R = TypeVar("R")
 Holder = TypeVar("Holder")
+AnyCall = TypeVar("AnyCall", bound=Callable[..., Any])
 _bits: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
     torch.float64: (torch.int64, 0x7FF0000000000000, 0x0010000000000000),
 }
 """For each dtype: the integer dtype of the same width, the mask of the exponent bits, the smallest normal number."""
+
+
+def typed_as(function: AnyCall) -> Callable[[Callable[..., Any]], AnyCall]:
+    """Return a decorator that gives a method the signature of another, for type checkers.
+
+    Modules declare ``__call__`` with it, because torch declares that modules return Any. A plain assignment,
+    ``__call__ = forward``, is enough for mypy but not for pyright.
+    """
+    return lambda _: function
 
 
 def constant(make: Callable[..., Tensor], *arguments: Any, device: torch.device, **options: Any) -> Tensor:

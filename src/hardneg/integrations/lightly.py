@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hardneg.core.distributed import gather, several_ranks
 from hardneg.core.errors import argument_error
-from hardneg.core.tensors import unit
+from hardneg.core.tensors import typed_as, unit
 from hardneg.core.types import Keys
 from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
@@ -83,4 +83,7 @@ class NegativesLoss(nn.Module):
         return loss
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""

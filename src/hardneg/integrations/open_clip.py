@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hardneg.core.distributed import several_ranks
 from hardneg.core.errors import argument_error
 from hardneg.core.objectives import Sigmoid
+from hardneg.core.tensors import typed_as
 from hardneg.integrations.ranks import distinct_ids, of_all_ranks
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives import Negatives, Uniform
@@ -92,4 +93,7 @@ class NegativesLoss(nn.Module):
         return {"contrastive_loss": total} if output_dict else total
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from hardneg.core.objectives import info_nce, reduce
 from hardneg.core.pairing import not_infinite
 from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS
 from hardneg.core.scoring import score
-from hardneg.core.tensors import widened
+from hardneg.core.tensors import typed_as, widened
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, View, other_id
 from hardneg.negatives import Uniform
 from hardneg.state.pools import Bank
@@ -107,7 +107,10 @@ class RunningZ(Stateful):
         return self.log_z.clone()
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
 
 class BankContrast(nn.Module):
@@ -162,7 +165,10 @@ class BankContrast(nn.Module):
         return reduce(losses, scores)
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
     def _scores(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
         own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
@@ -264,7 +270,10 @@ class InstanceDiscrimination(nn.Module):
         return loss
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
 
 class CMC(nn.Module):
@@ -306,4 +315,7 @@ class CMC(nn.Module):
         return loss
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""

@@ -22,7 +22,7 @@ from hardneg.core.objectives.info_nce import Denominator, InfoNCE, NumNegatives,
 from hardneg.core.pairing import Pairing, check_parts, check_temperature
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
-from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, with_fields, without_autocast
+from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, typed_as, with_fields, without_autocast
 from hardneg.core.types import Scores, View
 from hardneg.core.views import Guides, Pools, PositivesBy, ViewOptions, Views
 from hardneg.kernels.backends.tiles import check_streamable
@@ -298,7 +298,10 @@ class ContrastiveLoss(nn.Module):
         return self.of(self.pairing(z1, z2, ids, labels, pool, clusters, temperature=temperature, guide=guide))
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
     def of(self, pairing: Pairing, first: Mask | None = None) -> Tensor:
         """Compute the loss of a pairing that was built elsewhere.

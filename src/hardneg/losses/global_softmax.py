@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hardneg.core.errors import ArgumentError, argument_error, check_among
 from hardneg.core.objectives import info_nce, reduce, surrogate
 from hardneg.core.scoring import cross_views, score, two_views
-from hardneg.core.tensors import first_derivative_only, outside_graphs
+from hardneg.core.tensors import first_derivative_only, outside_graphs, typed_as
 from hardneg.core.types import NEVER, Keys, LogWeights, Scores, View
 from hardneg.core.views import Pools
 from hardneg.kernels.cuda_graphs import capture
@@ -112,7 +112,10 @@ class SogCLR(nn.Module):
         return losses * (1.0 if self.divide_by_temperature else scale * self.temperature)
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
     def _one(self, scores: Scores, partition: nn.Module, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if ids is None:
@@ -245,7 +248,10 @@ class EMC2(nn.Module):
         return reduce(losses, scores)
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
     def _from_batch(
         self, z1: View, z2: View, ids: Tensor, slots: Tensor, encode: EncodeViews | None

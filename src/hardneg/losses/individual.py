@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, check_count, check_range
+from hardneg.core.tensors import typed_as
 from hardneg.losses.contrastive import ContrastiveLoss
 
 
@@ -60,7 +61,10 @@ class IndividualTemperatures(nn.Module):
         return loss
 
     if TYPE_CHECKING:
-        __call__ = forward  # torch declares that modules return Any
+
+        @typed_as(forward)
+        def __call__(self) -> Any:
+            """Return what ``forward`` returns."""
 
     def of(self, ids: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
         """Return the temperatures of these instances, [b]."""
