@@ -24,9 +24,10 @@ OTHER = {
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 128, "momentum": 0.9,
     "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True, "objective": "rince(q=0.1)", "rho": 0.1,
     "generate": "mochi(num_hardest=8)", "encode_chunk": 64, "optimizer": "sgd", "schedule": "cosine(warmup=1)",
-    "clip": 1.0, "accumulate": 2, "save_every_steps": 10, "monitor": "svm", "monitor_every": 2, "ema": 0.5,
-    "patience": 3, "init": "runs/other", "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp",
-    "encoders": "one", "directions": "both",
+    "clip": 1.0, "accumulate": 2, "ema": 0.5, "patience": 3, "save_every_steps": 10, "monitor": "svm",
+    "monitor_every": 2, "record": "similarities", "record_at": "1,5",
+    "init": "runs/other",
+    "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp", "encoders": "one", "directions": "both",
     "context_size": 2, "loss": "softmax", "num_draws": 8, "clusters": 5, "cluster_runs": 2, "cluster_every": 3,
     "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed", "pooling": "mean",
 }  # fmt: skip

@@ -54,6 +54,28 @@ def test_every_figure_of_the_table_is_that_of_the_json(comparison: tuple[Path, d
         assert cell["against the first, points"] == f"{points} {'' if beyond else 'not '}significant"
 
 
+def test_moments_and_seconds_of_a_run_are_drawn(tmp_path: Path) -> None:
+    """ProSampler, Fig. 7 and Table 11; EMC2, Fig. 1: the monitor at 2 and 5 seconds."""
+    result = make_run(tmp_path / "run", ARMS[0], 0, make_data(tmp_path))
+    parts = {"training": 3.0, "views": 1.25, "sampling": 0.5, "graph": 0.25, "encoding": 0.0, "recording": 0.0}
+    changed = result | {"epoch_seconds": [2.0, 3.0], "seconds_of": parts}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(changed))
+    records = Run(tmp_path / "run").metrics()
+    pairs = {"positives": [0, 0, 1, 3], "negatives": [1, 6, 1, 0], "false_negatives": [0, 0, 1, 0]}
+    records += [{"step": 10 * (1 + i), "epoch": i, "monitor": 0.5 + 0.25 * i} for i in range(2)]
+    records.append({"step": 20, "epoch": 1, "similarities": pairs, "global_loss": 5.5})
+    (tmp_path / "run" / "metrics.jsonl").write_text(text_of(records))
+    page = read(write_report(tmp_path / "run"))
+    head, line = page.cells["seconds"]
+    assert dict(zip(head, line, strict=True)) == {"arm": "this run"} | {k: f"{v:.3g}" for k, v in parts.items()}
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "second 2: 50 %" in html
+    assert "second 5: 75 %" in html
+    means = "positives have mean similarity 0.625, negatives -0.250"
+    assert means in html
+    assert "false negatives: mean similarity 0.250" in html
+
+
 def test_the_other_measures_are_means_over_the_seeds(compared: Page) -> None:
     head, *lines = compared.cells["measures"]
     assert head == ["arm", "10-NN accuracy, %", "1-NN accuracy, %", "linear probe, %", "alignment", "uniformity"]

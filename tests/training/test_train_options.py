@@ -33,7 +33,8 @@ OTHER: dict[str, Any] = {
     "encoder": f"{Path(__file__).parents[1]}/support/own_encoder.py:build", "dim": 12,
     "negatives": "Ring(0.1, 0.6)", "temperature": 0.31, "tau_plus": 0.05,
     "batches": "knn()", "epochs": 3, "batch_size": 6, "learning_rate": 2e-3, "weight_decay": 1e-2, "augment": "grey",
-    "seed": 1, "precision": "bf16", "log_every": 2, "evaluate_on": "validation", "positives_in_denominator": "none",
+    "seed": 1, "precision": "bf16", "log_every": 2, "record": "similarities", "record_at": "3",
+    "evaluate_on": "validation", "positives_in_denominator": "none",
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 5, "momentum": 0.6, "gamma": 0.3,
     "burn_in": 0.0, "num_steps": 3, "forget": True, "objective": "rince(q=0.3)", "rho": 0.2, "validation_share": 0.3,
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
@@ -46,6 +47,7 @@ OTHER: dict[str, Any] = {
 TOGETHER: dict[str, dict[str, Any]] = {
     "num_negatives": {"negatives": "Tilt(1.0)"},  # uniform weights are all 1: their sum is their number
     "validation_share": {"evaluate_on": "validation"},
+    "record_at": {"record": "similarities"},
     "cluster_runs": {"negatives": "SameCluster()", "clusters": 3},
     "cluster_every": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
     "warmup": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
@@ -78,8 +80,8 @@ NOT_RUN = {
 
 OF_THE_LOOP = {
     "data", "data_root", "batches", "epochs", "batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
-    "clip", "accumulate", "augment", "precision", "device", "log_every", "evaluate_on", "validation_share",
-    "save_every", "save_every_steps",
+    "clip", "accumulate", "augment", "precision", "device", "log_every", "record", "record_at", "evaluate_on",
+    "validation_share", "save_every", "save_every_steps",
 }  # fmt: skip
 """Options that no recipe reads: the loop that all share does. They are changed in two recipes, the others in all."""
 
@@ -160,8 +162,8 @@ def test_every_option_changes_the_run(recipe: str, name: str, trained: Trained, 
     beside = TOGETHER.get(name, {})
     changed = differing(trained(recipe, one | beside), trained(recipe, other | beside))
     # Final figures are means over the last records; the sizes that pooling divides by have no gradient.
-    if name in ("log_every", "four_losses", "pooling"):
-        counted = {"state"} if name == "log_every" else set()  # the checkpoint holds the number of records
+    if name in ("log_every", "record", "record_at", "four_losses", "pooling"):
+        counted = set() if name in ("four_losses", "pooling") else {"state"}  # the checkpoint has the number of records
         assert changed == {"metrics", "result"} | counted
     else:
         assert changed >= {"metrics", "state", "result"}

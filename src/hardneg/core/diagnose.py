@@ -54,11 +54,20 @@ class Diagnosis:
     """True for anchors without a positive."""
     no_direction: PerAnchor
     """True for anchors with similarity 0 to everything: their vector is zero and gets no gradient."""
+    counts: Annotated[Tensor, "b k bins"]
+    """Numbers of positives, negatives and (with labels, so that k is 3) false negatives by similarity, in even bins
+    over [-1, 1]; similarities beyond it are in the outer bins. Without ``bins`` there are none."""
 
     def summary(self) -> dict[str, float]:
         """Return the mean of each field over the anchors for which it is defined (``clamped``: over the real pairs)."""
-        means = {field.name: getattr(self, field.name).double().nanmean().item() for field in fields(self)}
+        names = [field.name for field in fields(self) if field.name != "counts"]
+        means = {name: getattr(self, name).double().nanmean().item() for name in names}
         return means | {"clamped": self.clamped_share()}
+
+    def similarities(self) -> dict[str, list[int]]:
+        """Return the counts summed over the anchors: "positives", "negatives" and, with labels, "false_negatives"."""
+        summed = self.counts.double().sum(0).long().tolist()
+        return dict(zip(("positives", "negatives", "false_negatives"), summed, strict=False))
 
     def _repr_html_(self) -> str:
         """Show the means as a table in notebooks."""
@@ -82,7 +91,7 @@ def joined(parts: list[Diagnosis]) -> Diagnosis:
     )
 
 
-def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0) -> Diagnosis:
+def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.0, bins: int = 0) -> Diagnosis:
     """Measure how hard the negatives of each anchor are, how many are false, and how many effectively take part.
 
     If the scores carry a graph, the gradient shows which negatives are attracted. Otherwise the weights are assumed to
@@ -92,6 +101,7 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
         scores: Scores of b anchors with p positives and n candidates.
         log_w: Log-weights of the negatives, [b, n].
         tau_plus: Share of false negatives that the loss corrects for, in [0, 1).
+        bins: Number of bins of the histograms in ``counts``; 0 for none.
 
     Returns:
         A ``Diagnosis``; its ``summary()`` has one number per field.
@@ -137,7 +147,21 @@ def diagnose(scores: Scores, log_w: LogWeights, *, tau_plus: float | Tensor = 0.
             empty=~some,
             no_positive=~scores.positive_valid.any(-1),
             no_direction=(scores.candidates == 0).all(-1) & (scores.positives == 0).all(-1),
+            counts=_counts(scores, supported, bins),
         )
+
+
+def _counts(scores: Scores, supported: Tensor, bins: int) -> Annotated[Tensor, "b k bins"]:
+    """Count the positives, the negatives and the negatives of the anchor's label by their similarity."""
+    kinds = [(scores.positives, scores.positive_valid), (scores.candidates, supported)]
+    if scores.anchor_tags.labels is not None and scores.candidate_tags.labels is not None:
+        kinds.append((scores.candidates, supported & scores.same_label("diagnose")))
+    found = scores.candidates.new_zeros(len(scores.candidates), len(kinds), bins)
+    if bins:
+        for kind, (score, counted_ones) in enumerate(kinds):
+            place = ((score * scores.temperature + 1.0) * (bins / 2)).long().clamp(0, bins - 1)
+            found[:, kind].scatter_add_(1, place, counted_ones.to(found).expand_as(place))
+    return found
 
 
 def _repulsion(scores: Scores, log_w: LogWeights) -> Tensor | None:

@@ -331,37 +331,38 @@ class ContrastiveLoss(nn.Module):
         """
         return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
 
-    def diagnose(self, *args: Any, **kwargs: Any) -> Diagnosis:
+    def diagnose(self, *args: Any, bins: int = 0, **kwargs: Any) -> Diagnosis:
         """Measure the negatives of a batch: how hard they are, how many, and how many share the anchor's label.
 
-        The arguments are those of the call. The result is exact, also under ``no_grad``. Where the loss would be
-        streamed, the anchors are diagnosed in blocks. With ``gather``, the anchors of all ranks are included.
+        The arguments are those of the call, and the number of ``bins`` of the histograms of similarities. The result
+        is exact, also under ``no_grad``. Where the loss would be streamed, the anchors are diagnosed in blocks. With
+        ``gather``, the anchors of all ranks are included.
         """
-        return self.diagnosis_of(self.pairing(*args, **kwargs, all_anchors=True))
+        return self.diagnosis_of(self.pairing(*args, **kwargs, all_anchors=True), bins=bins)
 
-    def diagnosis_of(self, pairing: Pairing, first: Mask | None = None) -> Diagnosis:
+    def diagnosis_of(self, pairing: Pairing, first: Mask | None = None, bins: int = 0) -> Diagnosis:
         """Measure the negatives of a pairing that was built elsewhere; see ``diagnose``."""
         pairing, current = pairing.prepared(), self._current
         size, path = len(pairing), choose(pairing, current, self._objective, self.impl, first)
         if path.name != "dense" and not any(factor.batch_scope for factor in current.factors):
             size = max(1, SCORES_PER_DIAGNOSIS // max(pairing.num_candidates, 1))
         if size >= len(pairing):
-            return self._diagnose(_left(dense(pairing), first), current, self._tau_plus())
+            return self._diagnose(_left(dense(pairing), first), current, self._tau_plus(), bins)
         parts = []
         for low in range(0, len(pairing), size):
             rows = slice(low, low + size)
             mask = fields_of_rows(first, rows, len(pairing))
             tau_plus = getattr(fields_of_rows(self._objective, rows, len(pairing)), "tau_plus", 0.0)
             negatives = Product(tuple(fields_of_rows(each, rows, len(pairing)) for each in current.factors))
-            parts.append(self._diagnose(_left(dense(pairing.of_rows(rows)), mask), negatives, tau_plus))
+            parts.append(self._diagnose(_left(dense(pairing.of_rows(rows)), mask), negatives, tau_plus, bins))
         return joined(parts)
 
-    def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor) -> Diagnosis:
+    def _diagnose(self, scores: Scores, negatives: Negatives, tau_plus: float | Tensor, bins: int) -> Diagnosis:
         with torch.enable_grad():  # the gradient by the scores shows which negatives are attracted
             scores = scores.changed(
                 positives=scores.positives.detach(), candidates=scores.candidates.detach().requires_grad_()
             )
-            return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus)
+            return diagnose(scores, negatives.log_weights(scores), tau_plus=tau_plus, bins=bins)
 
     def _of_all_anchors(self) -> bool:
         """True if every rank must compute the loss of all anchors, not only of its own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from hardneg.reporting.contents import (
     ABSENT,
     ArmRuns,
     PageContents,
+    SeedRun,
     known,
     measure_in,
     number,
@@ -114,6 +115,10 @@ CURVES = (
         "The metric of --monitor on training items: the share that nearest neighbours or retrieval get right, or "
         "Spearman's correlation.", _as_percent,
     ),
+    Curve(
+        "global_loss", "Exact loss over the data set", "loss, nats",
+        "InfoNCE of all training {noun}s with all others as negatives, at the moments of --record global_loss.", _short,
+    ),
     Curve("learning_rate", "Learning rate", "step size", "Set by the schedule.", _short),
     Curve("empty", "Anchors without a negative", "share of anchors", "They do not train the encoder.", _as_percent),
 )  # fmt: skip
@@ -140,9 +145,84 @@ def curves_of(page: PageContents) -> dict[str, Any]:
             continue
         chart = line_chart(curve.name, lines, curve.unit, curve.show, floor=0.0 if min(values) >= 0.0 else None)
         cards.append((curve, chart))
+    cards += _against_seconds(page)
     if not cards and not constant:
         return {"instead": "No run has records over training (metrics.jsonl)."}
     return {"instead": "", "cards": cards, "constant": ", ".join(constant)}
+
+
+def _against_seconds(page: PageContents) -> list[tuple[Curve, Markup]]:
+    """Return the card of the monitor over the seconds of training (EMC2, Fig. 1 and 8), if runs have both."""
+    lines = []
+    for arm in page.arms:
+        seeds = [points for one in arm.seeds if (points := _seconds_of_monitor(one))]
+        if seeds and len({len(points) for points in seeds}) == 1:
+            means = [tuple(sum(axis) / len(seeds) for axis in zip(*at, strict=True)) for at in zip(*seeds, strict=True)]
+            lines.append(Line(arm.letter, arm.text, arm.number, [(x, y) for x, y in means], seeds))
+    if not lines or max(len(line.points) for line in lines) < 2:
+        return []
+    explained = "The same values over the seconds of training, without those of the evaluations themselves."
+    curve = Curve("monitor", "Monitor against seconds", "the higher the better", explained, _as_percent)
+    return [(curve, line_chart(curve.name, lines, curve.unit, curve.show, along="training second"))]
+
+
+def _seconds_of_monitor(one: SeedRun) -> list[Point]:
+    """Return (seconds, value) of the monitor; empty before the run is finished."""
+    ends = list(accumulate((one.result or {}).get("epoch_seconds", [])))
+    found = [(int(r["epoch"]), float(r["monitor"])) for r in one.metrics if known(r.get("monitor")) and "epoch" in r]
+    return [(ends[epoch], value) for epoch, value in found] if all(epoch < len(ends) for epoch, _ in found) else []
+
+
+def moments_of(page: PageContents) -> list[tuple[ArmRuns, list[tuple[str, Markup]]]]:
+    """Return the histograms of the pairs of a batch over training, by arm: (name of the moment, chart)."""
+    found = []
+    for arm in page.arms:
+        counts: dict[int, dict[str, list[float]]] = {}
+        for one in arm.seeds:
+            for record in one.metrics:
+                if _has_pairs(kinds := record.get("similarities", {})):
+                    known_kinds = counts.setdefault(int(record["step"]), {})
+                    for kind, added in kinds.items():
+                        before = known_kinds.get(kind, [0.0] * len(added))
+                        known_kinds[kind] = [a + b for a, b in zip(before, added, strict=True)]
+        if counts:
+            found.append((arm, [(f"step {step:,}", _moment(arm, step, kinds)) for step, kinds in counts.items()]))
+    return found
+
+
+def _has_pairs(kinds: dict[str, list[float]]) -> bool:
+    """Return whether a record has positives and negatives, over equal bins."""
+    parts = [kinds.get("positives", []), kinds.get("negatives", [])]
+    return all(map(sum, parts)) and len({len(part) for part in kinds.values()}) == 1
+
+
+def _moment(arm: ArmRuns, step: int, kinds: dict[str, list[float]]) -> Markup:
+    """Draw the histograms of one moment; the mean of a kind is that of its bins."""
+    bins = len(kinds["positives"])
+    edges = [2.0 * i / bins - 1.0 for i in range(bins + 1)]
+    shares: dict[str, Shares] = {}
+    for kind, counts in kinds.items():
+        if total := sum(counts):
+            mean = sum(count * (low + high) / 2.0 for count, (low, high) in zip(counts, pairwise(edges), strict=True))
+            shares[kind] = Shares(kind.replace("_", " "), [count / total for count in counts], mean / total)
+    highest = max(max(one.shares) for one in shares.values())
+    both = shares["positives"], shares["negatives"]
+    return histogram_chart(f"{arm.text}, step {step}", edges, *both, highest, third=shares.get("false_negatives"))
+
+
+PARTS = ("training", "views", "sampling", "graph", "encoding", "recording")
+"""Parts of a run whose seconds are shown, in this order."""
+
+
+def seconds_of(page: PageContents) -> list[tuple[ArmRuns, list[str]]]:
+    """Return the mean seconds of each of ``PARTS`` by arm (ProSampler, Table 11); empty if no run has them."""
+    rows = []
+    for arm in page.arms:
+        found = [result["seconds_of"] for result in arm.finished() if result.get("seconds_of")]
+        if found:
+            means = [sum(one.get(part, 0.0) for one in found) / len(found) for part in PARTS]
+            rows.append((arm, [_short(value) for value in means]))
+    return rows
 
 
 def _one_record(records: list[list[dict[str, Any]]], alone: bool) -> str:

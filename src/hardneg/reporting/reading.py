@@ -63,11 +63,12 @@ TRAINED = {
 }
 _machine = {"command": TEXT, "python": TEXT, "commit": TEXT, "machine": TEXT, "device": TEXT, "versions": {"*": TEXT}}
 CONFIG = {"recipe": TEXT, "options": {"seed": WHOLE, "*": ANYTHING}, "trained": TRAINED, **_machine}
-RECORD = {"step": NUMBER, "epoch": NUMBER, "*": NUMBER}
+RECORD = {"step": NUMBER, "epoch": NUMBER, "similarities": {"*": [NUMBER]}, "*": NUMBER}
 RESULT = {
     "steps": WHOLE, "seconds": NUMBER, "epochs": NUMBER, "k": WHOLE, "num_test": WHOLE, "num_train": WHOLE,
     "alignment": NUMBER, "uniformity": NUMBER, "no_accuracy": TEXT, "headline": TEXT, "num_items": {"*": WHOLE},
-    "final": {"*": NUMBER}, "trained": TRAINED, "correct": {"*": TEXT}, "scores": {"*": TEXT},
+    "epoch_seconds": [NUMBER], "seconds_of": {"*": NUMBER}, "final": {"*": NUMBER}, "trained": TRAINED,
+    "correct": {"*": TEXT}, "scores": {"*": TEXT},
     "similarities": {
         "edges": [NUMBER], "same": [NUMBER], "other": [NUMBER], "same_mean": NUMBER, "other_mean": NUMBER,
     },

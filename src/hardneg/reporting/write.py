@@ -21,6 +21,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.io.outputs import is_sealed_page
 from hardneg.pages.render import json_link, render, write_page
 from hardneg.reporting.charts import (
+    PARTS,
     cells_of,
     curves_of,
     dots_of,
@@ -28,6 +29,8 @@ from hardneg.reporting.charts import (
     heads_of,
     histograms_of,
     measures_of,
+    moments_of,
+    seconds_of,
     table_csv,
     table_note,
 )
@@ -101,7 +104,9 @@ def report_page(page: PageContents, *, audited: bool = False) -> str:
         json=json_link(figures_of(page)),
         table_note=table_note(page),
         measures=measures_of(page),
+        seconds={"heads": PARTS, "rows": seconds_of(page)},
         curves=curves_of(page),
+        moments=moments_of(page),
         histograms=histograms_of(page),
         classes=classes_of(page, names),
         maps=maps_of(page, names),

@@ -66,8 +66,10 @@ def thinned(points: list[Point], most: int = MOST_POINTS) -> list[Point]:
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups] + [points[-1]]
 
 
-def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: float | None = None) -> Markup:
-    """Draw lines over training steps, the seeds thin behind their mean, each line named at its end.
+def line_chart(
+    name: str, lines: list[Line], unit: str, show: Format, *, floor: float | None = None, along: str = "training step"
+) -> Markup:
+    """Draw lines over training steps or seconds, the seeds thin behind their mean, each line named at its end.
 
     Every colour has its own dash pattern (the first is solid), so a line below another remains visible in its gaps.
 
@@ -77,23 +79,24 @@ def line_chart(name: str, lines: list[Line], unit: str, show: Format, *, floor: 
         unit: Name of the vertical axis.
         show: Formats values.
         floor: Lower limit of the vertical axis.
+        along: Name of the horizontal axis.
     """
     drawn = [p for line in lines for part in (line.points, line.dashed, *line.seeds) for p in part]
     x = Axis(min(p[0] for p in drawn), max(p[0] for p in drawn), LEFT, WIDTH - RIGHT)
     if x.low == x.high:
         x = Axis(x.low - 1, x.high + 1, LEFT, WIDTH - RIGHT)
     y = Axis(*padded([p[1] for p in drawn], floor=floor), HEIGHT - BOTTOM, TOP)
-    body = [grid(x, y, unit, "training step", plain_number, show)]
+    body = [grid(x, y, unit, along, plain_number, show)]
     for line in lines:
         thin = "".join(_path(thinned(seed), x, y, "seed") for seed in line.seeds if len(line.seeds) > 1)
         dashed = _path(thinned(line.dashed), x, y, "dashed") if line.dashed else ""
         points = thinned(line.points)
-        hits = "".join(_hit(p, x, y, f"{line.title}, step {p[0]:.0f}: {show(p[1])}") for p in points)
+        hits = "".join(_hit(p, x, y, f"{line.title}, {along.split()[-1]} {p[0]:.0f}: {show(p[1])}") for p in points)
         mean = _path(points, x, y, f"mean d{line.colour % NUM_COLOURS}")
         body.append(f'<g class="c{line.colour % NUM_COLOURS} arm-{line.colour}">{thin}{dashed}{mean}{hits}</g>')
     body.append(_end_labels(lines, x, y))
     ends = "; ".join(f"{line.title} ends at {show(line.points[-1][1])}" for line in lines if line.points)
-    return svg(f"{name} over training steps. {ends}.", "".join(body))
+    return svg(f"{name} over {along}s. {ends}.", "".join(body))
 
 
 def _end_labels(lines: list[Line], x: Axis, y: Axis) -> str:

@@ -36,9 +36,15 @@ class Shares:
 
 
 def histogram_chart(
-    name: str, edges: Sequence[float], same: Shares, other: Shares, highest: float, unit: str = "share of pairs"
+    name: str,
+    edges: Sequence[float],
+    same: Shares,
+    other: Shares,
+    highest: float,
+    unit: str = "share of pairs",
+    third: Shares | None = None,
 ) -> Markup:
-    """Draw the shares of two kinds of pairs over their similarity, with their means marked.
+    """Draw the shares of two or three kinds of pairs over their similarity, with their means marked.
 
     Args:
         name: Name of the figure, for the accessible description.
@@ -47,13 +53,15 @@ def histogram_chart(
         other: Histogram behind.
         highest: Largest share, for the vertical axis.
         unit: Name of the vertical axis.
+        third: A third histogram, behind the others.
     """
     x = Axis(edges[0], edges[-1], LEFT, WIDTH - 12)
     y = Axis(0.0, highest * 1.18, HEIGHT - BOTTOM, TOP)
     body = [grid(x, y, unit, "cosine similarity", lambda v: f"{v:.4g}", lambda v: f"{100 * v:.3g} %")]
     labels = []
     swapped = same.mean < other.mean
-    for kind, one in (("other", other), ("same", same)):
+    kinds = (("third", third), ("other", other), ("same", same))
+    for kind, one in ((kind, one) for kind, one in kinds if one is not None):
         corners = [c for i, s in enumerate(one.shares) for c in ((edges[i], s), (edges[i + 1], s))]
         outline = " L".join(f"{x(px):.1f} {y(py):.1f}" for px, py in corners)
         base, at = y(0.0), x(one.mean)
@@ -62,7 +70,7 @@ def histogram_chart(
             f'<path class="area" d="M{x(edges[0]):.1f} {base:.1f} L{outline} L{x(edges[-1]):.1f} {base:.1f}Z"/>'
             f'<line class="middle" x1="{at:.1f}" x2="{at:.1f}" y1="{base:.1f}" y2="{TOP + 14}"/></g>'
         )
-        labels.append(_label(kind, one, at, (kind == "other") != swapped))
+        labels.append(_label(kind, one, at, (kind != "same") != swapped))
     means = f"{same.name} have mean similarity {same.mean:.3f}, {other.name} {other.mean:.3f}"
     return svg(f"{name}: {means}.", "".join([*body, *labels]))
 
@@ -73,7 +81,7 @@ def _label(kind: str, one: Shares, at: float, left: bool) -> str:
     wide = LETTER * len(words) + 5
     left = at >= wide if left else at + wide > WIDTH
     side, shift = ("end", -5) if left else ("start", 5)
-    row = TOP + 12 if kind == "same" else TOP + 25
+    row = TOP + {"same": 12, "other": 25, "third": 38}[kind]
     return f'<text class="halo {kind}" x="{at + shift:.1f}" y="{row}" text-anchor="{side}">{shown(words)}</text>'
 
 

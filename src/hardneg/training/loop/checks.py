@@ -25,6 +25,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.loop.optimisers import read_optimiser, read_rate
+from hardneg.training.loop.records import Moments
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import ESTIMATE, Scheduled, check_bounds
 from hardneg.training.weights import check_source
@@ -62,6 +63,9 @@ def check_words(options: TrainOptions) -> BatchSpec:
     for flag, read in (("optimizer", read_optimiser), ("schedule", read_rate), ("monitor", read_monitor)):
         with located(f"--{flag}"):
             read(getattr(options, flag))
+    if "global_loss" in Moments.of(options.record, options.record_at).kinds and not options.has_global_loss:
+        what = "--record similarities only: this recipe has no loss over pairs of views of all items"
+        raise ArgumentError("train", what, repr(options.record))
     if options.patience and not options.monitor_every:
         what = "--monitor-every with --patience, which counts evaluations of the monitor"
         raise ArgumentError("train", what, f"patience={options.patience} and monitor_every=0", "add --monitor-every 1")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.core.types import Keys
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items, MinedRows
 from hardneg.training.loop.records import COLLAPSED_SIMILARITY
@@ -126,10 +127,25 @@ class Method(nn.Module, ABC):
         """
         return loss
 
-    def diagnose(self) -> Diagnosis:
-        """Return the diagnosis of the last batch: hardness, false-negative rate and more of its negatives."""
-        found: Diagnosis = self.loss.diagnose(*self.last)
+    def diagnose(self, bins: int = 0) -> Diagnosis:
+        """Return the diagnosis of the last batch: hardness, false-negative rate and more of its negatives.
+
+        Args:
+            bins: Number of bins of the histograms of similarities; 0 for none.
+        """
+        found: Diagnosis = self.loss.diagnose(*self.last, bins=bins)
         return found
+
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss over a data set: InfoNCE with all other items as the negatives of each.
+
+        Args:
+            z1: Unit vectors of the first views of all items, [n, d].
+            z2: Unit vectors of the second views, [n, d].
+            index: Positions of the items, [n].
+        """
+        temperature = self.loss.temperature_now()
+        return global_loss(z1, z2, temperature, "two" if self.loss.views == "two" else "cross", index)
 
     def figures(self) -> dict[str, float]:
         """Return additional figures of the last batch for its record, equal on all ranks."""

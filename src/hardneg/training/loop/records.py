@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hardneg.core.errors import Damaged
+from hardneg.core.errors import ArgumentError, Damaged
 from hardneg.io.files import parse_json, without_nan
 from hardneg.io.sealed import CHECKSUM, checked, with_checksum
 
 Record = dict[str, Any]
+
+KINDS = ("similarities", "global_loss")
+"""What --record adds to the records at chosen moments."""
+
+NUM_BINS = 100
+"""Bins of the recorded similarities, over [-1, 1]."""
+
+NUM_MOMENTS = 6
+"""Moments of --record-at auto: the first step, and others at equal distances up to the last one."""
 
 FIX = "restore a copy, or delete it"
 LINE = "line"
@@ -43,6 +54,97 @@ COLLAPSED_WITH_LABELS = 0.9999
 
 SupCon is at 0.999 for its first 30 steps and recovers; runs with a learning rate of 0.5 stay at 0.999997.
 """
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The steps of a run at which ``--record`` adds a record.
+
+    Attributes:
+        kinds: What is recorded, of ``KINDS``.
+        steps: Numbers of steps, counted from 1.
+
+    Example:
+        >>> Moments.of("similarities", "1, 50")
+        Moments(kinds=('similarities',), steps=(1, 50))
+        >>> Moments.of("global_loss", "auto").within(100).steps
+        (1, 20, 40, 60, 80, 100)
+    """
+
+    kinds: tuple[str, ...]
+    steps: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, record: str, at: str) -> Moments:
+        """Read the options ``record`` and ``record_at``.
+
+        Args:
+            record: Kinds, separated by commas; empty for none.
+            at: Numbers of steps, separated by commas, or "auto".
+
+        Raises:
+            ArgumentError: If a kind is unknown, or ``at`` is neither "auto" nor numbers of at least 1.
+        """
+        kinds = tuple(word.strip() for word in record.split(",") if word.strip())
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ArgumentError("train", f"--record to list {' and '.join(KINDS)}", repr(record))
+        words = [word.strip() for word in at.split(",")]
+        if at == "auto":
+            return cls(kinds, None)
+        if not all(word.isdecimal() and int(word) for word in words):
+            raise ArgumentError("train", '--record-at to be auto or numbers of steps such as "1,500"', repr(at))
+        return cls(kinds, tuple(sorted({int(word) for word in words})))
+
+    def within(self, total: int) -> Moments:
+        """Return the moments of a run with so many steps.
+
+        Raises:
+            ArgumentError: If a moment is after the end of the run.
+        """
+        parts = NUM_MOMENTS - 1
+        steps = self.steps or tuple(sorted({max(1, total * i // parts) for i in range(parts + 1)}))
+        if self.kinds and steps[-1] > total:
+            raise ArgumentError("train", f"--record-at within the {total} steps of the run", str(steps[-1]))
+        return Moments(self.kinds, steps)
+
+    def due(self, step: int) -> bool:
+        """Return True if there is something to record at this step, counted from 1."""
+        return bool(self.kinds) and step in (self.steps or ())
+
+
+class Seconds:
+    """Seconds that a run spent in each of its parts; what is not in another part is training.
+
+    A part inside another one counts only for itself. On a GPU, work that runs beside training, such as building the
+    graph of a planner, counts only as far as training waits for it.
+
+    Args:
+        spent: Seconds of an earlier attempt.
+
+    Example:
+        >>> seconds = Seconds()
+        >>> with seconds.part("graph"):
+        ...     with seconds.part("encoding"):
+        ...         pass
+        >>> sorted(seconds.spent)
+        ['encoding', 'graph', 'recording', 'sampling', 'views']
+    """
+
+    def __init__(self, spent: dict[str, float] | None = None) -> None:
+        self.spent = dict.fromkeys(("sampling", "graph", "encoding", "views", "recording"), 0.0) | (spent or {})
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time inside the block, without parts inside it, to a part."""
+        begun, before = time.perf_counter(), sum(self.spent.values())
+        yield
+        self.spent[name] += time.perf_counter() - begun - (sum(self.spent.values()) - before)
+
+    def of_run(self, total: float) -> dict[str, float]:
+        """Return the seconds of each part, and of training, the rest of ``total``."""
+        parts = {name: round(value, 4) for name, value in self.spent.items()}
+        return parts | {"training": round(max(0.0, total - sum(parts.values())), 4)}
 
 
 def line_of(record: Record, number: int) -> str:
@@ -102,9 +204,16 @@ def _record(path: Path, line: str, number: int) -> Record:
     found: Record = checked(record, "train", path, FIX)
     if found.pop(LINE, None) != number:
         raise _damaged(path, f"line {number + 1} was replaced or moved")
-    if not all(isinstance(value, int | float | None) for value in found.values()):
+    if not all(_is_figure(value) for value in found.values()):
         raise _damaged(path)
     return found
+
+
+def _is_figure(value: Any) -> bool:
+    """Return True for a number or None, and for lists of numbers by name, such as histograms."""
+    if isinstance(value, dict):
+        return all(isinstance(one, int | float) for part in value.values() for one in part)
+    return isinstance(value, int | float | None)
 
 
 def _damaged(path: Path, got: str | None = None) -> Damaged:

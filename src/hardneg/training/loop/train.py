@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardneg.batching.plan import Plan
+from hardneg.batching.refresh import eval_mode
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
@@ -57,7 +58,7 @@ from hardneg.training.loop.parts import (
     splits,
     synchronised,
 )
-from hardneg.training.loop.records import final_of, has_collapsed
+from hardneg.training.loop.records import NUM_BINS, Moments, Seconds, final_of, has_collapsed
 from hardneg.training.loop.runs import Run
 from hardneg.training.options.base import TrainOptions, defaults_of
 
@@ -172,6 +173,8 @@ class Loop:
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         if self.monitor is not None:
             check_monitor(options.monitor, self.data)
+        self.moments = Moments.of(options.record, options.record_at).within(self.total)
+        self.seconds = Seconds()
         self.refresher = PlanRefresher(self.sampler, spec, self.total, self._vectors, options.seed)
         self.adaptive = self._adaptive()
         self.epoch_loss = torch.zeros((), device=accelerator.device)
@@ -231,7 +234,10 @@ class Loop:
             quiet: Print nothing and show no progress bar, as on all ranks but the first.
         """
         if self.step == 0:
-            self.refresher.before_training()
+            self.begun = time.perf_counter()
+            with self.seconds.part("graph"):
+                self.refresher.before_training()
+            self.begun_seconds = time.perf_counter() - self.begun
         silent, batch_size = quiet or not self.accelerator.is_main_process, self.options.batch_size
         if not silent and (chosen := self.method.chosen()):
             values = ", ".join(f"{name} {value:,}" for name, value in chosen.items())
@@ -301,7 +307,12 @@ class Loop:
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield the item positions [b] of each batch of an epoch, on the device of the data."""
         self.sampler.set_epoch(epoch)
-        for batch in self.sampler:
+        batches = iter(self.sampler)
+        while True:
+            with self.seconds.part("sampling"):
+                batch = next(batches, None)
+            if batch is None:
+                return
             index = torch.tensor(batch)
             yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
 
@@ -309,7 +320,8 @@ class Loop:
         """Train on one batch: encode, compute the loss, update, and record or save where it is due."""
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
-        views = joined(self.data.views(index, epoch, options.seed))
+        with self.seconds.part("views"):
+            views = joined(self.data.views(index, epoch, options.seed))
         labels = None if self.data.labels is None else self.data.labels[index]
         with self.accelerator.autocast():
             loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
@@ -319,9 +331,13 @@ class Loop:
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
-        self.refresher.after_step(self.step, epoch, method.harvest)
+        with self.seconds.part("graph"):
+            self.refresher.after_step(self.step, epoch, method.harvest)
         due = self.step % options.log_every == 0 or self.step == self.total
-        show(self._record(epoch, loss) if due else None)
+        with self.seconds.part("recording"):
+            show(self._record(epoch, loss) if due else None)
+            if self.moments.due(self.step):
+                self._record_moment(epoch)
         every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
         if every and updated and in_the_middle and self.step - self.saved >= every:
             self._save()
@@ -352,7 +368,8 @@ class Loop:
         """Return unit vectors [n, d] of all items from which batches are planned, equal on all ranks."""
         if not self.spec.encode:
             return self.refresher.known(self.step)
-        vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
+        with self.seconds.part("encoding"):
+            vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
         if self.accelerator.num_processes > 1:  # ranks differ where batch statistics are not synchronised
             torch.distributed.broadcast(vectors, src=0)
         return vectors
@@ -372,6 +389,26 @@ class Loop:
             self.run.log(**record)
         return record
 
+    def _record_moment(self, epoch: int) -> None:
+        """Record what ``--record`` asks for: similarities of the last batch, the exact loss over the data set."""
+        found: dict[str, Any] = {}
+        with torch.no_grad():
+            if "similarities" in self.moments.kinds:
+                found["similarities"] = self.method.diagnose(NUM_BINS).similarities()
+            if "global_loss" in self.moments.kinds:
+                found["global_loss"] = float(self.method.global_loss(*self._views_of_all(epoch)))
+        if self.accelerator.is_main_process:
+            self.run.log(step=self.step, epoch=epoch, **found)
+
+    def _views_of_all(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return unit vectors of both views of all items, [n, d] each, in evaluation mode, and their positions."""
+        encoder, every, parts = self.method.encoder, torch.arange(len(self.data), device=self.data.ids.device), []
+        with eval_mode(encoder):
+            for index in every.split(512):  # type: ignore[no-untyped-call]
+                z = encoder(joined(self.data.views(index, epoch, self.options.seed)))
+                parts.append(torch.stack(normalize(z.float(), dim=-1).chunk(2)))
+        return *torch.cat(parts, dim=1), every
+
     def _not_finite(self, what: str) -> NotFinite:
         before = " (the last checkpoint was written before that)" if self.run.checkpoint_path.exists() else ""
         fix = f"lower --learning-rate, raise --temperature, or use --precision no{before}"
@@ -387,7 +424,9 @@ class Loop:
         if self.accelerator.is_main_process:
             figures = self.evaluate(splits, views)
             # Summed over all attempts of a resumed run, as far as they were saved.
-            times = {"seconds": round(sum(self.epoch_seconds), 3), "epoch_seconds": self.epoch_seconds}
+            total = sum(self.epoch_seconds)
+            times = {"seconds": round(total, 3), "epoch_seconds": self.epoch_seconds}
+            times["seconds_of"] = self.seconds.of_run(total)
             self.run.record_memory(memory_in_use(self.accelerator.device))
             self.run.finish(figures | times | {"steps": self.step, "epochs": self.epoch})
         self.accelerator.wait_for_everyone()
@@ -442,6 +481,7 @@ class Loop:
                 "step": self.step,
                 "epoch": self.epoch,
                 "epoch_seconds": self.epoch_seconds,
+                "epoch_seconds_of": self.seconds.spent,
                 **self._weights(),
                 "optimizer": self.optimizer.state_dict(),
                 **self.refresher.state(),
@@ -463,6 +503,7 @@ class Loop:
         if state is None:
             return
         self.step, self.epoch, self.epoch_seconds = state["step"], state["epoch"], state["epoch_seconds"]
+        self.seconds = Seconds(state["epoch_seconds_of"])
         self._load_method(state["method"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

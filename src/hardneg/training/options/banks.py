@@ -98,6 +98,7 @@ class CMCOptions(InstanceOptions):
     recipe: ClassVar[str] = "cmc"
     published_draws: ClassVar[int] = CMC_DRAWS
     needs: ClassVar[str] = "pixels"
+    has_global_loss: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,17 @@ class TrainOptions:
     device: str = option("auto", "Device to train on.", RUN, among=("auto", "cpu", "cuda"))
     compile: bool = option(False, "Compile the training step with torch.compile (pays off on a GPU).", RUN)
     log_every: int = option(20, "Number of steps between two records of the loss and its diagnostics.", RUN, low=1)
+    record: str = option(
+        "",
+        "Further records at some moments, separated by commas: similarities (histograms of the pairs of a batch), "
+        "global_loss (the exact loss over the data set).",
+        RUN,
+    )
+    record_at: str = option(
+        "auto",
+        'Moments of --record: numbers of steps such as "1,500,1000"; auto: six, from the first step to the last.',
+        RUN,
+    )
     evaluate_on: str = option(
         "test",
         "Split to evaluate on; validation holds out a share of the training items.",
@@ -162,6 +173,8 @@ class TrainOptions:
 
     needs: ClassVar[str] = ""
     """Feature that the items must have: "nodes" (graphs), "pixels" (images), or "" for any data."""
+    has_global_loss: ClassVar[bool] = True
+    """Whether ``--record global_loss`` applies: one encoder of two views whose vectors are compared."""
     sources: ClassVar[tuple[str, ...]] = ("batch",)
     """Sources of the candidates, as ``From(...)`` and ``source=`` name them."""
 

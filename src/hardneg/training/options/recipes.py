@@ -57,6 +57,7 @@ class SupervisedOptions(SimCLROptions):
     reduction: str = option(
         "anchors", "Average over anchors (SupCon) or over pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs")
     )
+    has_global_loss: ClassVar[bool] = False
     four_losses: bool = option(
         False, "Also record the UCL, SCL, H-UCL and H-SCL losses and Assumption 1 (H-SCL, Fig. 4 and 5).", RUN
     )
@@ -219,6 +220,7 @@ class QuickThoughtsOptions(TextOptions):
     temperature: float | str = option(1.0, TEMPERATURE, NEGATIVES, low=1e-4)
     batches: str = option("consecutive()", "How items are grouped into batches; only consecutive().", NEGATIVES)
     batch_size: int = option(400, "Sentences per batch, summed over all ranks.", TRAINING, low=2)
+    has_global_loss: ClassVar[bool] = False
 
     def check(self) -> None:
         """Raise for other batches than consecutive ones, in which a sentence may have no positive."""
@@ -262,6 +264,7 @@ class InfoGraphOptions(GraphOptions):
     """The nodes of each graph against the graphs of the batch, by raw dot products: InfoGraph."""
 
     needs: ClassVar[str] = "nodes"
+    has_global_loss: ClassVar[bool] = False
     negatives: str = option(
         "Uniform()", 'Distribution of the negatives; HCL on graphs is "ClippedTilt(1.0)".', NEGATIVES
     )

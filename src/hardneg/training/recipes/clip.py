@@ -18,6 +18,7 @@ from hardneg.core.diagnose import Diagnosis
 from hardneg.core.objectives import Sigmoid
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.negatives.grammar import read_objective
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.items import Items
 from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import CLIPOptions
@@ -79,9 +80,14 @@ class CLIP(SimCLR):
         loss: Tensor = self.loss(z1, z2, self.documents[ids], labels, temperature=self.temperature().expand(len(z1)))
         return loss
 
-    def diagnose(self) -> Diagnosis:
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss over all pairs at the current temperature, mean of both directions."""
+        t, ids = self.temperature(), self.documents[index]
+        return (global_loss(z1, z2, t, "cross", ids) + global_loss(z2, z1, t, "cross", ids)) / 2.0
+
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the negatives of the first direction at the current temperature."""
         z1, z2, ids, labels = self.last
         now = self.temperature().detach().expand(len(z1))
-        found: Diagnosis = self.loss.diagnose(z1, z2, self.documents[ids], labels, temperature=now)
+        found: Diagnosis = self.loss.diagnose(z1, z2, self.documents[ids], labels, temperature=now, bins=bins)
         return found

@@ -28,6 +28,7 @@ from hardneg.negatives import Uniform
 from hardneg.search.draws import draw
 from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.items import Items
 from hardneg.training.loop.method import Batch, EncodeInputs, Method
 from hardneg.training.loop.parts import loss_for
@@ -125,9 +126,13 @@ class BankMethod(Method):
         members = members if self.clusters is None else self.clusters.tag(members)
         return z.detach(), bank.of(ids).vectors, ids, self.keys.labels, members, clusters
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the first view against the last bank, after the batch was pushed."""
-        return self.of_bank.diagnose(*self.bank_arguments(self.split(self.keys.vectors)[0], self.banks[-1]))
+        return self.of_bank.diagnose(*self.bank_arguments(self.split(self.keys.vectors)[0], self.banks[-1]), bins=bins)
+
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss of the first views against the second ones, which stand for the bank."""
+        return global_loss(z1, z2, self.temperature, "cross", index)
 
     def harvest(self) -> Keys:
         """Return the vectors of all views of an image as one vector of unit norm."""
@@ -202,13 +207,13 @@ class Instance(BankMethod):
         """Return the mean over the views, comparable between one and two banks."""
         return loss / len(self.banks)
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the weights over the bank, bounded by the number of draws.
 
         Weights from which negatives are drawn have no gradient, so no negative is attracted, and the effective number
         of negatives cannot exceed the number of draws.
         """
-        found = super().diagnose()
+        found = super().diagnose(bins)
         number = found.effective_number.clamp(max=float(self.num_draws))
         return replace(found, effective_number=number, attracted=found.attracted * 0.0)
 

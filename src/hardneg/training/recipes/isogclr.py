@@ -11,6 +11,7 @@ from torch import Tensor
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.individual import IndividualTemperatures
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.items import Items
 from hardneg.training.options import ISogCLROptions
 from hardneg.training.recipes.simclr import SimCLR
@@ -36,8 +37,12 @@ class ISogCLRRecipe(SimCLR):
         loss: Tensor = self.individual(z1, z2, ids, labels=labels)
         return loss
 
-    def diagnose(self) -> Diagnosis:
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss at the mean temperature of the images."""
+        return global_loss(z1, z2, self.individual.of(index).mean(), ids=index)
+
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the negatives at the current temperatures of the images."""
         own = self.individual.of(self.last[2]).detach()
-        found: Diagnosis = self.loss.diagnose(*self.last, temperature=own)
+        found: Diagnosis = self.loss.diagnose(*self.last, temperature=own, bins=bins)
         return found

@@ -83,11 +83,11 @@ class NegativeCache(SimCLR):
         """Return the mean of the real loss against the whole cache instead of the surrogate."""
         return self.found.real.mean()
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the whole cache with equal weights: the softmax that the draws estimate."""
         held, labels = self.cache.keys(), self.data.labels
         pool = held if labels is None else held.changed(labels=labels[held.ids])
-        found: Diagnosis = self.loss.diagnose(*self.last, pool)
+        found: Diagnosis = self.loss.diagnose(*self.last, pool, bins=bins)
         return found
 
     def set_progress(self, step: int, total: int) -> None:

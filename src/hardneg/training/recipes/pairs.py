@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 from hardneg.core.distributed import gather
 from hardneg.core.types import Keys
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Items
 from hardneg.training.loop.method import Batch, EncodeInputs, Method
@@ -57,3 +58,7 @@ class PairsRecipe(Method):
         if self.both_ways:
             loss = (loss + self.loss(second.vectors, first.vectors, second.ids, second.labels, [first])) / 2.0
         return loss
+
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss over all pairs, from the first to the second texts; mined texts are not included."""
+        return global_loss(z1, z2, self.loss.temperature_now(), "cross", self.documents[index])

@@ -72,10 +72,10 @@ class QuickThoughts(Method):
             similarity = (u @ v.T).masked_fill(distance == 0, 0.0)
         return similarity, (distance > 0) & (distance <= self.context_size)
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the negatives: all sentences of the batch that are not neighbours."""
         scores: Scores = from_matrix(*self._matrix(), self.loss.temperature_now())
-        return diagnose(scores, self.negatives.log_weights(scores))
+        return diagnose(scores, self.negatives.log_weights(scores), bins=bins)
 
     def harvest(self) -> Keys:
         """Return the vectors of both encoders as one vector of unit norm."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.losses.global_softmax import Replayed, SogCLR
+from hardneg.theory.gradients import global_loss
 from hardneg.training.data.items import Items
 from hardneg.training.loop.method import EncodeInputs
 from hardneg.training.options import SogCLROptions, TrainOptions
@@ -53,9 +54,13 @@ class GlobalMethod(SimCLR):
         real: Tensor = self.loss.last["real_loss"]
         return real
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, bins: int = 0) -> Diagnosis:
         """Diagnose the negatives within the batch."""
-        return self.of_batch.diagnose(*self.last)
+        return self.of_batch.diagnose(*self.last, bins=bins)
+
+    def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
+        """Return the exact loss that the method estimates, without the positive in the denominator (EMC2, eq. 1)."""
+        return global_loss(z1, z2, self.temperature, ids=index, positives_in_denominator="none")
 
     def set_progress(self, step: int, total: int) -> None:
         """Do nothing: the global loss has no schedules of its own."""
