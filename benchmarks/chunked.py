@@ -27,7 +27,7 @@ from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.tiles import Tile
 from hardneg.io.provenance import environment
-from hardneg.kernels.backends.tiles import Tiles
+from hardneg.kernels.engine import Tiles
 from losses import ROOT, make_vectors, milliseconds, product_rate
 
 TEMPERATURE = 0.5

@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant("core/pairing.py", "else valid & ~promoted, promoted)", "else valid, promoted)", LOSSES),
     Mutant("core/pairing.py", "return values + values * 0.0", "return values", CORE),
     Mutant("core/pairing.py", "return views.roll(len(views) // 2, 0)[:, None]", "return views[:, None]", LOSSES),
-    Mutant("core/scoring.py", "return candidates.diagonal()[:, None]", "return candidates[:, :1]", LOSSES),
+    Mutant("core/pairing.py", "return candidates.diagonal()[:, None]", "return candidates[:, :1]", LOSSES),
     Mutant("core/statistics.py", "terms = candidates + torch.log_softmax(log_w, dim=-1)", "terms = candidates + log_w", CORE),
     Mutant("core/statistics.py", "safe, found = log_w.masked_fill(none, 0.0)", "safe, found = log_w.masked_fill(none, -1e9)", CORE),
     Mutant("core/statistics.py", "return grad * share, grad * (share - mass.share(relative))", "return grad * share, grad * share", LOSSES),

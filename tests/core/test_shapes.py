@@ -174,7 +174,7 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
     ],
     "same_label_positives": [lambda: checked(hn.core.scoring.same_label_positives)(two_views())],
     "more_positives": [lambda: checked(hn.core.scoring.more_positives)(two_views(), two_views().same_label("test"))],
-    "matrices": [lambda: checked(hn.core.scoring.matrices)(hn.ContrastiveLoss().pairing(Z1, Z2))],
+    "matrices": [lambda: checked(hn.core.pairing.matrices)(hn.ContrastiveLoss().pairing(Z1, Z2))],
     "concatenate_scores": [
         lambda: checked(hn.core.scoring.concatenate_scores)(hn.cross_views(Z1, Z2, 0.5), hn.cross_views(Z2, Z1, 0.5))
     ],

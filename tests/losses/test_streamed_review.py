@@ -12,8 +12,9 @@ from hardneg.core import bounds
 from hardneg.core.bounds import Bound, Largest, left_by, reduce_rows
 from hardneg.core.errors import ArgumentError, NotFinite
 from hardneg.core.objectives import InfoNCE, reduce
-from hardneg.core.pairing import Pairing, checks
+from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
+from hardneg.core.views import checks
 from hardneg.kernels.plan import SweepPlan
 from hardneg.losses import contrastive
 from hardneg.negatives import Negatives

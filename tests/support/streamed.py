@@ -8,10 +8,11 @@ from unittest.mock import patch
 from torch import Tensor
 
 from hardneg.core.objectives import Objective, Row
-from hardneg.core.pairing import Pairing, check_parts
+from hardneg.core.pairing import Pairing
 from hardneg.core.tensors import without_autocast
+from hardneg.core.views import check_parts
 from hardneg.kernels.backends import tilted
-from hardneg.kernels.backends.tiles import Tiles
+from hardneg.kernels.engine import Tiles
 from hardneg.negatives import Negatives
 
 

@@ -1,8 +1,8 @@
 """Pairings: anchors with their positives and pools of candidates, as vectors with tags, before they are compared.
 
-No [b, n] matrix is created here. ``Pairing.tile`` computes one block of scores; ``scoring.dense`` computes all of them.
-``hardneg.core.views`` builds pairings from batches and pools. Read ``Pairing`` first, then ``TileContext.masked``,
-which decides which candidates can be negatives, and the ``check_*`` functions at the end.
+``hardneg.core.views`` builds pairings from batches and pools, and checks them. Read ``Pairing`` first, then
+``TileContext.masked``, which decides which candidates can be negatives. ``Pairing.tile`` computes one block of scores,
+and ``matrices`` all of them.
 
 Vectors are used as passed unless ``normalize`` is set. Scores are float32 or wider, also under autocast and for half
 precision inputs. An infinite feature becomes NaN, so that it cannot hide in a finite loss.
@@ -10,19 +10,17 @@ precision inputs. An infinite feature becomes NaN, so that it cannot hide in a f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, NotFinite, argument_error
+from hardneg.core.errors import ArgumentError
 from hardneg.core.tensors import constant, unit, widened
 from hardneg.core.tiles import Tags, Tile, other_id
-from hardneg.core.types import Keys
+from hardneg.core.types import Guide, Keys, Scores
 
 Rows = slice | Annotated[Tensor, "r"]
 """Some of the anchors: a slice, or their indices."""
@@ -417,98 +415,71 @@ def of_rows(value: float | Tensor, rows: Rows) -> float | Tensor:
 # Read once: torch.compile cannot trace dataclasses.fields.
 _fields_of_pairing = tuple(field.name for field in fields(Pairing))
 
-_checking = False  # inside ``checks()``
+
+def matrices(pairing: Pairing) -> Scores:
+    """Compare all anchors with all candidates of a checked pairing: one tile per pool, side by side."""
+    anchors, pools = pairing.prepared_keys()
+    ready = pairing.changed(anchors=anchors, candidates=pools, guide=None)
+    blocks = [ready.tile(slice(None), cut) for cut in pairing.cuts(max(1, *map(len, pools)))]
+    candidates = _concatenated([block.tile.s for block in blocks])
+    positives = _own_scores(pairing, anchors, candidates)
+    mask, names = pairing.positive_mask, pairing.source_names
+    if mask is None:
+        mask = constant(torch.ones, positives.shape, dtype=torch.bool, device=positives.device)
+    own, tags = anchors.tags, Tags(*(_side_by_side(blocks, name) for name in ("ids", "labels", "clusters")))
+    valid = _concatenated([block.valid.expand(block.tile.s.shape) for block in blocks])
+    source = _source_codes(pools, names, candidates)
+    scores = Scores(
+        positives, candidates, mask, valid, pairing.temperature, own, tags, source, names, ids_given=pairing.ids_given
+    )
+    if pairing.guide is not None:
+        scores = scores.guided(matrices(pairing.guide))
+    if not pairing.label_positives:
+        return scores
+    return with_positives(scores, _concatenated([_promoted(block) for block in blocks]))
 
 
-@contextmanager
-def checks(enabled: bool = True) -> Iterator[None]:
-    """Check input vectors in the block: raise if they are not finite or not of unit norm.
-
-    This costs one synchronisation per call on a GPU, so it is off by default.
-
-    Args:
-        enabled: False switches checks off inside an outer block.
-
-    Example:
-        >>> import torch
-        >>> from hardneg import two_views
-        >>> with checks():
-        ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
-        Traceback (most recent call last):
-        ...
-        hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
-    """
-    global _checking
-    before, _checking = _checking, enabled
-    try:
-        yield
-    finally:
-        _checking = before
+def with_positives(scores: Scores, added: Annotated[Tensor, "b n"]) -> Scores:
+    """Append every candidate to the positives; ``added`` marks the real ones."""
+    guide = scores.guide
+    return scores.changed(
+        positives=torch.cat([scores.positives, scores.candidates], dim=1),
+        positive_valid=torch.cat([scores.positive_valid, added], dim=1),
+        guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
+    )
 
 
-def check_parts(pairing: Pairing) -> None:
-    """Raise ArgumentError unless the shapes of anchors, positives and candidates fit together."""
-    anchors, pool = pairing.anchors, pairing.candidates
-    if anchors.private:
-        raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
-    if not len(anchors):
-        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
-    check_temperature("score", pairing.temperature, len(anchors))
-    own = pairing.positives.vectors
-    if own.shape[0] != len(anchors):
-        raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
-    mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
-    if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
-        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
-        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
-    if not pool:
-        raise ArgumentError("score", "at least one pool of candidates", "pool=()")
-    for keys in [pairing.positives, *pool]:
-        if keys.dim != anchors.dim:
-            raise ArgumentError("score", f"vectors of {anchors.dim} features", str(tuple(keys.vectors.shape)))
-    for keys in pool:
-        if keys.private and keys.vectors.shape[0] != len(anchors):
-            what = f"private candidates of {len(anchors)} anchors"
-            raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
-    if _checking and not torch.compiler.is_compiling():
-        ready = pairing.prepared()
-        for keys in [ready.anchors, ready.positives, *ready.candidates]:
-            check_vectors(keys.vectors)
+def _promoted(block: MaskedTile) -> Annotated[Tensor, "b n"]:
+    assert block.promoted is not None
+    return block.promoted.expand(block.tile.s.shape)
 
 
-def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
-    """Raise ArgumentError unless every temperature is positive.
-
-    Args:
-        who: Name of the caller.
-        temperature: Number or tensor. The values of a tensor on a GPU are read only inside ``checks()``.
-        rows: Number of anchors, to check the shape of a tensor.
-    """
-    if isinstance(temperature, Tensor):
-        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
-            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
-            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
-        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
-            return
-        if bool((temperature.detach() > 0).all()):
-            return
-        fix = "learn its logarithm, and pass temperature=log_t.exp() at each call"
-        lowest = float(temperature.detach().min())
-        raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
-    if temperature is None or isinstance(temperature, (bool, str)):
-        raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
-    if not 0 < temperature < math.inf:
-        raise argument_error(who, "a temperature above 0", "temperature", temperature)
+def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b p"]:
+    """Return the scores of the anchors' own positives, taken from ``candidates`` if they are views of the batch."""
+    if pairing.num_views == 1:
+        return candidates.diagonal()[:, None]
+    if pairing.num_views > 1:
+        columns = constant(positive_columns, len(pairing), pairing.num_views, device=candidates.device)
+        return candidates.gather(1, columns)
+    return similarity(anchors.vectors, pairing.prepared_own().vectors) / pairing.temperature
 
 
-def check_vectors(vectors: Tensor) -> None:
-    """Raise for vectors that are not finite (NotFinite) or not of unit norm within 1 % (ArgumentError)."""
-    if not vectors.numel():
-        return
-    if not bool(torch.isfinite(vectors).all()):
-        raise NotFinite("score", "finite vectors", "NaN or inf", "check the encoder's output before the loss")
-    norms = vectors.detach().norm(dim=-1)
-    low, high = norms.min().item(), norms.max().item()
-    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
-        got = f"norms from {low:.4g} to {high:.4g}"
-        raise ArgumentError("score", "unit vectors", got, "use torch.nn.functional.normalize(vectors, dim=-1)")
+def _side_by_side(blocks: Sequence[MaskedTile], name: str) -> Tensor | None:
+    """Return one tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every pool has it."""
+    tags = [getattr(block.tile.candidate_tags, name) for block in blocks]
+    if len(tags) == 1 or any(tag is None for tag in tags):
+        return tags[0] if len(tags) == 1 else None
+    rows = max(len(tag) for tag in tags)
+    return _concatenated([tag.expand(rows, *tag.shape[1:]) for tag in tags])
+
+
+def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
+    codes = [
+        constant(torch.full, (len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
+        for keys in pool
+    ]
+    return codes[0] if len(codes) == 1 else torch.cat(codes)
+
+
+def _concatenated(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -17,19 +17,11 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
-from hardneg.core.pairing import (
-    MaskedTile,
-    Pairing,
-    check_parts,
-    check_temperature,
-    not_infinite,
-    positive_columns,
-    similarity,
-)
-from hardneg.core.pairing import checks as checks
-from hardneg.core.tensors import constant, widened, without_autocast
+from hardneg.core.pairing import Pairing, matrices, not_infinite, with_positives
+from hardneg.core.tensors import widened, without_autocast
 from hardneg.core.types import Guide, Keys, Scores, Tags, other_id
-from hardneg.core.views import Pools, as_keys, pair_cross, pair_pool, pair_views
+from hardneg.core.views import Pools, as_keys, check_parts, check_temperature, pair_cross, pair_pool, pair_views
+from hardneg.core.views import checks as checks
 
 
 def two_views(
@@ -245,17 +237,7 @@ def more_positives(scores: Scores, mask: Annotated[Tensor, "b n"], *, negatives_
         ``positive_valid`` marks the real ones.
     """
     added = mask & scores.valid
-    return _with_positives(scores if negatives_too else scores.narrowed(~added), added)
-
-
-def _with_positives(scores: Scores, added: Annotated[Tensor, "b n"]) -> Scores:
-    """Append every candidate to the positives; ``added`` marks the real ones."""
-    guide = scores.guide
-    return scores.changed(
-        positives=torch.cat([scores.positives, scores.candidates], dim=1),
-        positive_valid=torch.cat([scores.positive_valid, added], dim=1),
-        guide=guide and Guide(torch.cat([guide.positives, guide.candidates], dim=1), guide.candidates),
-    )
+    return with_positives(scores if negatives_too else scores.narrowed(~added), added)
 
 
 def concatenate_scores(scores: Scores, *others: Scores) -> Scores:
@@ -330,62 +312,3 @@ def dense(pairing: Pairing) -> Scores:
     check_parts(pairing)
     with without_autocast(pairing.anchors.vectors.device):
         return matrices(pairing)
-
-
-def matrices(pairing: Pairing) -> Scores:
-    """Compare all anchors with all candidates of a checked pairing: one tile per pool, side by side."""
-    anchors, pools = pairing.prepared_keys()
-    ready = pairing.changed(anchors=anchors, candidates=pools, guide=None)
-    blocks = [ready.tile(slice(None), cut) for cut in pairing.cuts(max(1, *map(len, pools)))]
-    candidates = _concatenated([block.tile.s for block in blocks])
-    positives = _own_scores(pairing, anchors, candidates)
-    mask, names = pairing.positive_mask, pairing.source_names
-    if mask is None:
-        mask = constant(torch.ones, positives.shape, dtype=torch.bool, device=positives.device)
-    own, tags = anchors.tags, Tags(*(_side_by_side(blocks, name) for name in ("ids", "labels", "clusters")))
-    valid = _concatenated([block.valid.expand(block.tile.s.shape) for block in blocks])
-    source = _source_codes(pools, names, candidates)
-    scores = Scores(
-        positives, candidates, mask, valid, pairing.temperature, own, tags, source, names, ids_given=pairing.ids_given
-    )
-    if pairing.guide is not None:
-        scores = scores.guided(dense(pairing.guide))
-    if not pairing.label_positives:
-        return scores
-    return _with_positives(scores, _concatenated([_promoted(block) for block in blocks]))
-
-
-def _promoted(block: MaskedTile) -> Annotated[Tensor, "b n"]:
-    assert block.promoted is not None
-    return block.promoted.expand(block.tile.s.shape)
-
-
-def _own_scores(pairing: Pairing, anchors: Keys, candidates: Annotated[Tensor, "b n"]) -> Annotated[Tensor, "b p"]:
-    """Return the scores of the anchors' own positives, taken from ``candidates`` if they are views of the batch."""
-    if pairing.num_views == 1:
-        return candidates.diagonal()[:, None]
-    if pairing.num_views > 1:
-        columns = constant(positive_columns, len(pairing), pairing.num_views, device=candidates.device)
-        return candidates.gather(1, columns)
-    return similarity(anchors.vectors, pairing.prepared_own().vectors) / pairing.temperature
-
-
-def _side_by_side(blocks: Sequence[MaskedTile], name: str) -> Tensor | None:
-    """Return one tag of all candidates, [b|1, n] or [b|1, n, r]; None unless every pool has it."""
-    tags = [getattr(block.tile.candidate_tags, name) for block in blocks]
-    if len(tags) == 1 or any(tag is None for tag in tags):
-        return tags[0] if len(tags) == 1 else None
-    rows = max(len(tag) for tag in tags)
-    return _concatenated([tag.expand(rows, *tag.shape[1:]) for tag in tags])
-
-
-def _source_codes(pool: Sequence[Keys], names: tuple[str, ...], like: Tensor) -> Tensor:
-    codes = [
-        constant(torch.full, (len(keys),), names.index(keys.source or "pool"), dtype=torch.long, device=like.device)
-        for keys in pool
-    ]
-    return codes[0] if len(codes) == 1 else torch.cat(codes)
-
-
-def _concatenated(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -1,4 +1,4 @@
-"""Builders of pairings: views of a batch (SimCLR, SimCSE) and pools of candidates (MoCo).
+"""Builders of pairings: views of a batch (SimCLR, SimCSE) and pools of candidates (MoCo); and the checks of pairings.
 
 ``pair_views``, ``pair_cross`` and ``pair_pool`` build a ``Pairing``, with ids for every row of a batch. The public
 functions of ``hardneg.core.scoring`` call them for dense scores; ``ViewOptions`` calls them with the options of
@@ -7,14 +7,16 @@ functions of ``hardneg.core.scoring`` call them for dense scores; ``ViewOptions`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, argument_error, check_kind
+from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_kind
 from hardneg.core.pairing import Pairing
 from hardneg.core.tensors import constant
 from hardneg.core.types import Keys, Tags
@@ -264,3 +266,102 @@ class ViewOptions:
 
 def _listed(pools: Sequence[Any]) -> list[Tensor]:
     return [vectors for pool in pools for vectors in (pool if isinstance(pool, (list, tuple)) else [pool])]
+
+
+_checking = False  # inside ``checks()``
+
+
+@contextmanager
+def checks(enabled: bool = True) -> Iterator[None]:
+    """Check input vectors in the block: raise if they are not finite or not of unit norm.
+
+    This costs one synchronisation per call on a GPU, so it is off by default.
+
+    Args:
+        enabled: False switches checks off inside an outer block.
+
+    Example:
+        >>> import torch
+        >>> from hardneg import two_views
+        >>> with checks():
+        ...     two_views(torch.ones(2, 4), torch.ones(2, 4), temperature=0.5)
+        Traceback (most recent call last):
+        ...
+        hardneg.core.errors.ArgumentError: score needs unit vectors, got norms from 2 to 2; use ...
+    """
+    global _checking
+    before, _checking = _checking, enabled
+    try:
+        yield
+    finally:
+        _checking = before
+
+
+def check_parts(pairing: Pairing) -> None:
+    """Raise ArgumentError unless the shapes of anchors, positives and candidates fit together."""
+    anchors, pool = pairing.anchors, pairing.candidates
+    if anchors.private:
+        raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
+    if not len(anchors):
+        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
+    check_temperature("score", pairing.temperature, len(anchors))
+    own = pairing.positives.vectors
+    if own.shape[0] != len(anchors):
+        raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+    mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
+    if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
+        got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
+        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
+    if not pool:
+        raise ArgumentError("score", "at least one pool of candidates", "pool=()")
+    for keys in [pairing.positives, *pool]:
+        if keys.dim != anchors.dim:
+            raise ArgumentError("score", f"vectors of {anchors.dim} features", str(tuple(keys.vectors.shape)))
+    for keys in pool:
+        if keys.private and keys.vectors.shape[0] != len(anchors):
+            what = f"private candidates of {len(anchors)} anchors"
+            raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+    if _checking and not torch.compiler.is_compiling():
+        ready = pairing.prepared()
+        for keys in [ready.anchors, ready.positives, *ready.candidates]:
+            check_vectors(keys.vectors)
+    if pairing.guide is not None:
+        check_parts(pairing.guide)
+
+
+def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:
+    """Raise ArgumentError unless every temperature is positive.
+
+    Args:
+        who: Name of the caller.
+        temperature: Number or tensor. The values of a tensor on a GPU are read only inside ``checks()``.
+        rows: Number of anchors, to check the shape of a tensor.
+    """
+    if isinstance(temperature, Tensor):
+        if temperature.ndim and rows is not None and temperature.shape not in ((1,), (rows, 1)):
+            what = f"a temperature of shape [] or [{rows}, 1], one per anchor"
+            raise ArgumentError(who, what, f"temperature={tuple(temperature.shape)}", "use temperature[:, None]")
+        if torch.compiler.is_compiling() or (temperature.is_cuda and not _checking):
+            return
+        if bool((temperature.detach() > 0).all()):
+            return
+        fix = "learn its logarithm, and pass temperature=log_t.exp() at each call"
+        lowest = float(temperature.detach().min())
+        raise argument_error(who, "a temperature above 0", "temperature", lowest, fix)
+    if temperature is None or isinstance(temperature, (bool, str)):
+        raise argument_error(who, "a temperature that is a number, tensor or schedule", "temperature", temperature)
+    if not 0 < temperature < math.inf:
+        raise argument_error(who, "a temperature above 0", "temperature", temperature)
+
+
+def check_vectors(vectors: Tensor) -> None:
+    """Raise for vectors that are not finite (NotFinite) or not of unit norm within 1 % (ArgumentError)."""
+    if not vectors.numel():
+        return
+    if not bool(torch.isfinite(vectors).all()):
+        raise NotFinite("score", "finite vectors", "NaN or inf", "check the encoder's output before the loss")
+    norms = vectors.detach().norm(dim=-1)
+    low, high = norms.min().item(), norms.max().item()
+    if max(abs(low - 1.0), abs(high - 1.0)) > 1e-2:
+        got = f"norms from {low:.4g} to {high:.4g}"
+        raise ArgumentError("score", "unit vectors", got, "use torch.nn.functional.normalize(vectors, dim=-1)")

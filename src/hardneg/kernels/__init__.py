@@ -2,9 +2,10 @@
 
 Read in this order:
 
-- ``engine``: the contract of a backend, and the choice of the backend that computes a loss.
-- ``backends/dense``: matrices; ``backends/tiles``: many tiles; ``backends/triton``: fused kernels;
-  ``backends/tilted``: a shortcut of the first two for uniform and tilted negatives of views.
+- ``engine``: the contract of a backend, the choice of the backend that computes a loss, and the backends in plain
+  PyTorch: ``Dense`` (matrices) and ``Tiles`` (many tiles).
+- ``backends/tilted``: a shortcut of these two for uniform and tilted negatives of views; ``backends/triton``: fused
+  kernels.
 - ``plan``: what a sweep over tiles multiplies, in which tiles and in which precision.
 - ``sweep``: bounds first, then differentiable passes. ``passes``: the three passes.
 - ``cuda_graphs``: compiled functions and graphs, which save launches on a GPU.

@@ -6,7 +6,7 @@ graph. On a CPU everything runs as it is written. If torch.compile refuses a use
 after a warning.
 
 ``Runner`` compiles the functions of tiles, and ``over_blocks`` and ``capture`` handle graphs; on a CPU these only call
-the functions that they get. ``pull_back`` is the backward pass of one tile, on every device.
+the functions that they get.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ BACKEND = "inductor"
 BLOCK = 1024
 """Number of candidates that a compiled function sums at once: as many as a kernel keeps in registers."""
 AnyOutput = TypeVar("AnyOutput")
-Outputs = list[tuple[Tensor, Tensor]]
-"""Outputs to differentiate, each with the gradient by it."""
-OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 Kinds = tuple[type, ...]
 TileShape = tuple[int, ...]
 _refused_kinds: set[Kinds] = set()
@@ -92,44 +89,6 @@ def _compiled(function: Callable[..., Any], kinds: Kinds, shape: TileShape) -> C
     """Compile once for every shape and every kind of distribution and objective."""
     name = "_".join([getattr(function, "__name__", ""), *(kind.__name__ for kind in kinds), *map(str, shape)])
     return compiled_copy(function, name, fullgraph=True, backend=BACKEND)
-
-
-def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Compute the vector-Jacobian product of a function by its inputs.
-
-    Args:
-        outputs_of: Function of the inputs that returns outputs with their cotangents.
-        inputs: The inputs.
-        wanted: Whether the gradient by each input is needed.
-
-    Returns:
-        One gradient per input; None where it is not wanted or zero.
-    """
-    if torch.compiler.is_compiling():
-        return _pull_back_traced(outputs_of, inputs, wanted)
-    leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
-    with torch.enable_grad():
-        some = [(out, grad) for out, grad in outputs_of(leaves) if out.requires_grad]
-    if not some or not any(wanted):
-        return [None] * len(inputs)
-    chosen = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad([out for out, _ in some], chosen, [grad for _, grad in some], allow_unused=True))
-    return [next(found) if want else None for want in wanted]
-
-
-def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Compute the same through torch.func, which torch.compile can trace."""
-
-    def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        left = list(leaves)
-        every = [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
-        pairs = outputs_of(every)
-        return tuple(out for out, _ in pairs), tuple(grad for _, grad in pairs)
-
-    chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]
-    _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]
-    found = list(back(cotangents))
-    return [found.pop(0) if want else None for want in wanted]
 
 
 MIN_BLOCKS = 4

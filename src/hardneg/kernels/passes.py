@@ -1,6 +1,6 @@
 """The three differentiable passes over tiles: row statistics, promoted pairs, and the largest value of a bound.
 
-Each is a ``sweep.Sweep``; ``backends/tiles.py`` runs them. ``RowStatisticsPass`` computes what an objective declares,
+Each is a ``sweep.Sweep``; ``engine.Tiles`` runs them. ``RowStatisticsPass`` computes what an objective declares,
 in parts that are merged at the end. ``PromotedPairs`` sums the losses of positives by label, and ``LargestValue`` gives
 a bound its gradient. The functions of one tile (``parts_of_tile``, ``pull_tile`` ...) are compiled on a GPU.
 """
@@ -19,9 +19,8 @@ from hardneg.core.objectives.base import Objective, Row
 from hardneg.core.pairing import MaskedTile, Rows
 from hardneg.core.statistics import Mass, Statistic, Support, row_max
 from hardneg.core.tiles import NEVER, Tile
-from hardneg.kernels.cuda_graphs import Outputs, pull_back
 from hardneg.kernels.plan import ComparedTile, Functions, Leaf, Pointwise, SweepPlan
-from hardneg.kernels.sweep import At, Grads, RowCollector, Sweep, rows_of
+from hardneg.kernels.sweep import At, Grads, Outputs, RowCollector, Sweep, pull_back, rows_of
 
 
 class Sums(NamedTuple):

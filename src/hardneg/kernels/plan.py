@@ -2,7 +2,7 @@
 
 ``SweepPlan`` holds the prepared pairing and cuts it into tiles. ``Products`` multiplies the vectors of a tile, and adds
 its contribution to their gradients. ``Functions`` and ``Leaf`` separate the distribution from the tensors in its fields
-(a learnable beta, a temperature), so that these can be cut with the tiles and get a gradient. ``backends/tiles.py``
+(a learnable beta, a temperature), so that these can be cut with the tiles and get a gradient. ``engine.Tiles``
 builds the plan; ``sweep`` and ``passes`` run over it.
 
 float32 and float64 are multiplied as they are. 16-bit inputs on a GPU use its tensor cores: similarities in float16,

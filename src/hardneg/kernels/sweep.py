@@ -2,7 +2,8 @@
 
 A pass is one autograd function (``sweep``): its forward sums over the tiles, and its backward recomputes each tile. The
 gradient by a tile's similarities is the vector-Jacobian product of pointwise functions, and products carry it to the
-vectors, so memory is that of one tile. ``passes`` has the subclasses of ``Sweep``; ``bounds_of`` computes the bounds.
+vectors, so memory is that of one tile: ``pull_back`` is the backward pass of a tile. ``passes`` has the subclasses of
+``Sweep``; ``bounds_of`` computes the bounds.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ from hardneg.kernels.plan import (
 
 Grads = Sequence[Tensor]
 """Gradients by the outputs of a sweep."""
+Outputs = list[tuple[Tensor, Tensor]]
+"""Outputs to differentiate, each with the gradient by it."""
+OutputsOf = Callable[[Sequence[Tensor]], Outputs]
 
 
 class At(NamedTuple):
@@ -169,6 +173,44 @@ class _Totals:
         for total, gradient, per_anchor in zip(self.leaves, gradients, self.task.per_anchor, strict=True):
             if total is not None and gradient is not None:
                 add_rows(total, rows if per_anchor else slice(None), gradient)
+
+
+def pull_back(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Compute the vector-Jacobian product of a function by its inputs.
+
+    Args:
+        outputs_of: Function of the inputs that returns outputs with their cotangents.
+        inputs: The inputs.
+        wanted: Whether the gradient by each input is needed.
+
+    Returns:
+        One gradient per input; None where it is not wanted or zero.
+    """
+    if torch.compiler.is_compiling():
+        return _pull_back_traced(outputs_of, inputs, wanted)
+    leaves = [each.detach().requires_grad_(want) for each, want in zip(inputs, wanted, strict=True)]
+    with torch.enable_grad():
+        some = [(out, grad) for out, grad in outputs_of(leaves) if out.requires_grad]
+    if not some or not any(wanted):
+        return [None] * len(inputs)
+    chosen = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad([out for out, _ in some], chosen, [grad for _, grad in some], allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _pull_back_traced(outputs_of: OutputsOf, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Compute the same through torch.func, which torch.compile can trace."""
+
+    def of_wanted(*leaves: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        left = list(leaves)
+        every = [left.pop(0) if want else each for each, want in zip(inputs, wanted, strict=True)]
+        pairs = outputs_of(every)
+        return tuple(out for out, _ in pairs), tuple(grad for _, grad in pairs)
+
+    chosen = [each for each, want in zip(inputs, wanted, strict=True) if want]
+    _, back, cotangents = torch.func.vjp(of_wanted, *chosen, has_aux=True)  # type: ignore[misc]
+    found = list(back(cotangents))
+    return [found.pop(0) if want else None for want in wanted]
 
 
 Collected = TypeVar("Collected")

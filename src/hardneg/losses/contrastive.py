@@ -19,14 +19,13 @@ from hardneg.core.distributed import gathered, mean_over_ranks
 from hardneg.core.errors import ArgumentError, argument_error, tensors_checked, warn_once
 from hardneg.core.objectives.base import Reduction, RowResult, TauPlus, corrects
 from hardneg.core.objectives.info_nce import Denominator, InfoNCE, NumNegatives, debiased
-from hardneg.core.pairing import Pairing, check_parts, check_temperature
+from hardneg.core.pairing import Pairing
 from hardneg.core.schedules import Schedule, adaptive
 from hardneg.core.scoring import dense, from_matrix
 from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, typed_as, with_fields, without_autocast
 from hardneg.core.types import Scores, View
-from hardneg.core.views import Guides, Pools, PositivesBy, ViewOptions, Views
-from hardneg.kernels.backends.tiles import check_streamable
-from hardneg.kernels.engine import Impl, Path, backend, choose
+from hardneg.core.views import Guides, Pools, PositivesBy, ViewOptions, Views, check_parts, check_temperature
+from hardneg.kernels.engine import Impl, Path, backend, check_streamable, choose
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 

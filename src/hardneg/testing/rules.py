@@ -19,7 +19,7 @@ from hardneg.core.objectives import InfoNCE, info_nce, reduce
 from hardneg.core.pairing import Pairing
 from hardneg.core.scoring import dense
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, with_support
-from hardneg.kernels.backends.tiles import Tiles
+from hardneg.kernels.engine import Tiles
 from hardneg.mining import Search
 from hardneg.mining.entry import mine_vectors
 from hardneg.negatives import Negatives, OtherLabel, Product, parse

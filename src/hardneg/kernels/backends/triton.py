@@ -17,11 +17,12 @@ from torch import Tensor
 from hardneg.core.bounds import Window
 from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.objectives.info_nce import InfoNCE
-from hardneg.core.pairing import Pairing, check_temperature
+from hardneg.core.pairing import Pairing
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, Statistic, Support, masked_lse
 from hardneg.core.tensors import known_number
 from hardneg.core.tiles import num_others
 from hardneg.core.types import NEVER, Keys
+from hardneg.core.views import check_temperature
 from hardneg.kernels.triton.edges import Sizes
 from hardneg.kernels.triton.labels import PositiveStatistics, pair_losses, positive_statistics
 from hardneg.kernels.triton.own import own_similarity
