@@ -130,7 +130,7 @@ def same_weights(runs: Sequence[tuple[int, TrainRecord]]) -> bool:
     """
     begun: dict[int, set[Any]] = {}
     for seed, trained in runs:
-        begun.setdefault(seed, set()).add(trained and trained.get("encoder", {}).get("initial_weights"))
+        begun.setdefault(seed, set()).add((trained or {}).get("encoder", {}).get("initial_weights"))
     return bool(begun) and all(len(found) == 1 and None not in found for found in begun.values())
 
 
