@@ -14,6 +14,8 @@ import numpy as np
 import yaml
 from results_measured import MEASURES, SECTIONS, Finding, counted, signed, table
 
+from hardneg.comparing.request import words_of
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 STUDIES = ROOT / "experiments" / "studies"
@@ -136,11 +138,11 @@ def tried(result: dict[str, Any]) -> str:
     rows = [
         (
             f"`{arm}`",
-            " ".join(f"{value:g}: {'diverged' if got is None else f'{100 * got:.1f}'}" for value, got in values),
+            "; ".join(f"{words_of(at)}: {'diverged' if got is None else f'{100 * got:.1f}'}" for at, got in tries),
         )
-        for arm, values in result["tries"].items()
+        for arm, tries in result["tries"].items()
     ]
-    return table(("arm", "value: accuracy, %"), rows)
+    return table(("arm", "values: accuracy, %"), rows)
 
 
 def provenance(result: dict[str, Any]) -> str:

@@ -163,8 +163,8 @@ def test_wrong_files_are_named(text: str, reported: str, requested: list[Any], t
         (("--arm", "simclr()", "--arm", "hcl()", "--seeds", "1"), "--seeds"),
         (("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature"), "temperature=0.1,0.2"),
         (
-            ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.1,0.2", "--tune", "dim=8,16"),
-            "--tune once, got temperature=0.1,0.2 and dim=8,16",
+            ("--arm", "simclr()", "--arm", "hcl()", "--tune", "temperature=0.1", "--tune", "temperature=0.2"),
+            "one --tune for temperature, got tune=('temperature=0.1', 'temperature=0.2')",
         ),
         (
             ("--arm", "simclr()", "--arm", "hcl()", "--option", "epoch=3"),

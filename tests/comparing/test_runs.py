@@ -117,7 +117,7 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     monkeypatch.setattr(comparison_runs, "in_a_process", remember)
     monkeypatch.setattr(comparison_runs, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    tune = ("temperature", (0.1, 0.2))
+    tune = {"temperature": (0.1, 0.2)}
     first = compare(Comparison(("simclr()", "hcl()"), 2, short(data), tune), tmp_path, jobs=2, show=nothing)
     more = Comparison(("simclr()", "hcl()", "debiased()"), 3, short(data), tune)
     compare(more, tmp_path, jobs=1, show=nothing)
@@ -127,7 +127,7 @@ def test_all_runs_of_a_comparison_have_the_same_threads(
     with warns("compare.threads"):
         compare(more, tmp_path, jobs=1, show=nothing)
     forget_warnings()
-    other = replace(more, common=short(data, epochs=7), tune=None)
+    other = replace(more, common=short(data, epochs=7), tune={})
     with raises(FileError, who="compare", got="'temperature'"):
         compare(other, tmp_path, show=nothing)
     (tmp_path / "request.json").write_text('{"common": ')

@@ -10,11 +10,12 @@ import pytest
 
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
-from hardneg.comparing.arms import parse_arm
+from hardneg.comparing.arms import Arm, parse_arm
 from hardneg.comparing.comparing import AllDiverged, check_arms
-from hardneg.comparing.request import Comparison
+from hardneg.comparing.request import Comparison, Try, tries_of
 from hardneg.comparing.runs import Diverged
 from hardneg.comparing.verdict import temperature_notes
+from hardneg.negatives import parse
 from hardneg.reporting import write_report
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
@@ -35,29 +36,31 @@ def test_a_file_may_tune_in_its_own_way(tune: str, data: str, started: Started, 
     done = hardneg("compare", "--config", str(file))
     assert done.exit_code == 0, done.output
     facts = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert facts["comparison"]["tune"] == ["temperature", [0.25, 0.1]]
-    assert facts["tuned"] == {"simclr()": 0.25, "hcl()": 0.25}
+    assert facts["comparison"]["tune"] == {"temperature": [0.25, 0.1]}
+    assert facts["tuned"] == {arm: {"temperature": 0.25} for arm in ("simclr()", "hcl()")}
 
 
 @pytest.mark.parametrize(
     ("first", "second", "tune"),
     [
-        ("simclr()", "debiased()", ("tau_plus", (0.0, 0.1))),
-        ("supcon()", "supervised(positives_in_denominator='all')", ("temperature", (0.1, 0.2))),
-        ("hcl()", "simclr(negatives='Tilt(1.0)')", ("tau_plus", (0.0, 0.05))),
+        ("simclr()", "debiased()", {"tau_plus": (0.0, 0.1)}),
+        ("supcon()", "supervised(positives_in_denominator='all')", {"temperature": (0.1, 0.2)}),
+        ("hcl()", "simclr(negatives='Tilt(1.0)')", {"tau_plus": (0.0, 0.05)}),
     ],
 )
 def test_arms_that_tuning_would_make_alike_are_seen(
-    first: str, second: str, tune: tuple[str, tuple[float, ...]], data: str
+    first: str, second: str, tune: dict[str, tuple[float, ...]], data: str
 ) -> None:
     arms = [parse_arm(text).with_defaults(short(data)) for text in (first, second)]
     check_arms(arms, Comparison((first, second), 2, short(data)))
-    with pytest.raises(ValueError, match=f"distinct arms, apart from the {tune[0]} that --tune sets, got the same"):
+    with pytest.raises(
+        ValueError, match=f"distinct arms, apart from the {next(iter(tune))} that --tune sets, got the same"
+    ):
         check_arms(arms, Comparison((first, second), 2, short(data), tune))
 
 
 def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started: Started, tmp_path: Path) -> None:
-    comparison = Comparison(("simclr()", "sogclr()"), 2, short(data), ("tau_plus", (0.0, 0.1)))
+    comparison = Comparison(("simclr()", "sogclr()"), 2, short(data), {"tau_plus": (0.0, 0.1)})
     with raises(ValueError, who="sogclr() tau_plus=0.1", got="--tau-plus"):
         compare(comparison, tmp_path, show=nothing)
     assert started == []
@@ -65,7 +68,7 @@ def test_a_tuned_value_that_an_arm_cannot_train_with_is_seen(data: str, started:
 
 def test_a_try_may_be_as_the_arm_is(data: str) -> None:
     texts, common = ("simclr()", "hcl()"), short(data, evaluate_on="validation")
-    tune = ("temperature", (0.5, 0.25))
+    tune = {"temperature": (0.5, 0.25)}
     assert check_arms([parse_arm(text).with_defaults(common) for text in texts], Comparison(texts, 2, common, tune))
 
 
@@ -73,7 +76,7 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     data: str, started: Started, tmp_path: Path
 ) -> None:
     arms = ("simclr()", "hcl(beta=3)", "simclr(tau_plus=0.2)")
-    comparison = Comparison(arms, 2, short(data), ("temperature", (0.5, 0.25, 0.1)))
+    comparison = Comparison(arms, 2, short(data), {"temperature": (0.5, 0.25, 0.1)})
     summary = compare(comparison, tmp_path, jobs=1, show=nothing)
     tried = [options for _, options, path in started if "tuning" in path.parts]
     trained = [options for _, options, path in started if "tuning" not in path.parts]
@@ -84,13 +87,15 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     ]
     assert sorted((one.tau_plus, one.seed) for one in trained) == sorted((t, s) for t in (0, 0.1, 0.2) for s in (0, 1))
     assert {(one.temperature, one.evaluate_on) for one in trained} == {(0.25, "test")}, "0.25 was the best"
-    assert summary["tuned"] == dict.fromkeys(arms, 0.25)
-    assert summary["tries"] == {arm: [(0.5, 0.6), (0.25, 0.85), (0.1, 0.8)] for arm in arms}
+    assert summary["tuned"] == {arm: {"temperature": 0.25} for arm in arms}
+    assert summary["tries"] == {
+        arm: [({"temperature": at}, reached) for at, reached in ((0.5, 0.6), (0.25, 0.85), (0.1, 0.8))] for arm in arms
+    }
     assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
 
 
 def test_the_share_that_tuning_holds_out_can_be_chosen(data: str, started: Started, tmp_path: Path) -> None:
-    comparison = Comparison(("simclr()", "hcl()"), 2, short(data, validation_share=0.1), ("temperature", (0.5, 0.25)))
+    comparison = Comparison(("simclr()", "hcl()"), 2, short(data, validation_share=0.1), {"temperature": (0.5, 0.25)})
     compare(comparison, tmp_path, jobs=1, show=nothing)
     tried = [options for _, options, path in started if "tuning" in path.parts]
     found = splits(tried[0])
@@ -108,19 +113,19 @@ def test_a_try_that_diverges_has_lost_and_ends_nothing(
 
     monkeypatch.setattr(comparison_runs, "in_a_process", diverge)
     lines: list[str] = []
-    arms, tries = ("simclr()", "debiased()"), ("learning_rate", (1e30, 0.2, 0.05))
+    arms, tries = ("simclr()", "debiased()"), {"learning_rate": (1e30, 0.2, 0.05)}
     summary = compare(Comparison(arms, 2, short(data), tries), tmp_path / "some", jobs=1, show=lines.append)
-    assert summary["tuned"] == dict.fromkeys(arms, 0.05)
-    assert summary["tries"]["debiased()"] == [(1e30, None), (0.2, None), (0.05, 0.95)]
+    assert summary["tuned"] == {arm: {"learning_rate": 0.05} for arm in arms}
+    assert [reached for _, reached in summary["tries"]["debiased()"]] == [None, None, 0.95]
     assert [line for line in lines if "diverged" in line] == [
         "[1/6] simclr() learning_rate=1e+30, seed 0: diverged",
         "[4/6] debiased() learning_rate=1e+30, seed 0: diverged",
         "[5/6] debiased() learning_rate=0.2, seed 0: diverged",
     ]
     page = write_report(tmp_path / "some").read_text()
-    assert "Diverged: simclr() with 1e+30, debiased() with 1e+30, debiased() with 0.2." in page
-    all_of_them = Comparison(arms, 2, short(data), ("learning_rate", (0.3, 0.2)))
-    with raises(AllDiverged, who="debiased()", what="learning_rate", got="0.3, 0.2"):
+    assert "Diverged: simclr() with learning_rate=1e+30, debiased() with learning_rate=1e+30, debiased() with " in page
+    all_of_them = Comparison(arms, 2, short(data), {"learning_rate": (0.3, 0.2)})
+    with raises(AllDiverged, who="debiased()", what="diverge", got="learning_rate=0.3, learning_rate=0.2"):
         compare(all_of_them, tmp_path / "all", jobs=1, show=nothing)
     fixed = Comparison(arms, 2, short(data, learning_rate=0.5))
     with pytest.raises(Diverged):  # what is compared must not
@@ -144,7 +149,7 @@ def test_a_tuned_comparison_on_digits(data: str, tmp_path: Path) -> None:
         tries[options["negatives"]].append((result["knn"], options["temperature"]))
     for row, found in zip(summary["rows"], tries.values(), strict=True):
         assert sorted(temperature for _, temperature in found) == [0.2, 1.0]
-        assert (max(found)[0], summary["tuned"][row["arm"]]) in found
+        assert (max(found)[0], summary["tuned"][row["arm"]]["temperature"]) in found
     assert (len(list((tmp_path / "runs").iterdir())), summary["num_test"]) == (4, 120)
     assert "means over the last records" in done.output
     page = (tmp_path / "report.html").read_text()
@@ -166,3 +171,74 @@ def test_where_temperature_is_tuned_any_untilted_arm_is_a_twin(arms: tuple[str, 
     assert [note.partition(" repels")[0] for note in notes] == noted
     assert all(note.endswith("Add one.") for note in notes), "no advice to tune what was tuned"
     assert all("--tune temperature" in note for note in temperature_notes(tuned))
+
+
+def tries_for(arms: tuple[str, ...], tune: dict[str, tuple[float, ...]], number: int | None = None) -> list[list[Try]]:
+    return tries_of([parse_arm(text) for text in arms], Comparison(arms, 2, {}, tune, num_tries=number))
+
+
+def test_a_grid_is_joint_and_an_arm_with_fewer_options_searches_those_it_has_more_finely() -> None:
+    tune = {"temperature": (0.1, 0.2, 0.5), "beta": (0.5, 2.0)}
+    plain, tilted, other = tries_for(("simclr()", "hcl()", "debiased()"), tune)
+    assert tilted == [{"temperature": t, "beta": b} for t in tune["temperature"] for b in tune["beta"]]
+    assert plain[:3] == [{"temperature": t} for t in tune["temperature"]]
+    assert plain == other, "arms with the same options get the same tries"
+    assert len({one["temperature"] for one in plain}) == 6
+    assert all(0.1 <= one["temperature"] <= 0.5 for one in plain)
+
+
+def test_a_grid_above_the_budget_is_sampled() -> None:
+    tune = {"temperature": (0.1, 0.2, 0.5), "beta": (0.5, 1.0, 2.0)}
+    plain, tilted = tries_for(("simclr()", "hcl()"), tune, 4)
+    assert [len(plain), len(tilted)] == [4, 4]
+    assert all(one["temperature"] in tune["temperature"] and one["beta"] in tune["beta"] for one in tilted)
+    assert len({tuple(one.items()) for one in tilted}) == 4
+    assert (plain, tilted) == tuple(tries_for(("simclr()", "hcl()"), tune, 4)), "the same at every start"
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "expected"),
+    [
+        ("hcl() @ knn()", {"beta": 2.0}, {"negatives": "Tilt(2.0)", "batches": "knn()"}),
+        (
+            "hscl(detach=True)",
+            {"beta": 2.0, "dim": 16.0},
+            {"negatives": "OtherLabel() * Tilt(2.0, detach=True)", "dim": 16},
+        ),
+        ("simclr(negatives='Rank(1, 64)')", {"stop": 8.0}, {"negatives": "Rank(start=1, stop=8)"}),
+    ],
+)
+def test_options_of_a_method_are_tuned(text: str, values: Try, expected: dict[str, Any]) -> None:
+    tuned = parse_arm(text).with_defaults({"temperature": 0.3}).tuned(values)
+    assert expected.items() <= canonical(tuned).items()
+    assert tuned.complete().temperature == 0.3
+    assert all(type(tuned.options[name]) is type(value) for name, value in expected.items())
+
+
+def canonical(arm: Arm) -> dict[str, Any]:
+    return {name: repr(parse(value)) if name == "negatives" else value for name, value in arm.options.items()}
+
+
+def test_a_method_is_tuned_jointly_and_the_report_has_every_try(data: str, started: Started, tmp_path: Path) -> None:
+    tune = {"temperature": (0.25, 0.5), "beta": (1.0, 2.0)}
+    summary = compare(Comparison(("simclr()", "hcl()"), 2, short(data), tune), tmp_path, jobs=1, show=nothing)
+    tried = [options for _, options, path in started if "tuning" in path.parts]
+    assert sorted((one.temperature, one.negatives) for one in tried[4:]) == [
+        (t, f"Tilt({b})") for t in tune["temperature"] for b in tune["beta"]
+    ]
+    assert summary["tuned"]["hcl()"] == {"temperature": 0.25, "beta": 1.0}, "the first of the best"
+    page = write_report(tmp_path).read_text()
+    words = [
+        " ".join(f"{name}={x:g}" for name, x in at.items()) for tries in summary["tries"].values() for at, _ in tries
+    ]
+    assert len(words) == 8
+    assert all(f"{one}: " in page for one in words)
+
+
+def test_a_batch_size_of_an_arm_is_told_with_the_items_that_were_seen(
+    data: str, started: Started, tmp_path: Path
+) -> None:
+    arms = ("simclr(batch_size=24)", "simclr(batch_size=32)", "simclr(batch_size=40)")
+    summary = compare(Comparison(arms, 2, short(data)), tmp_path, jobs=1, show=nothing)
+    assert sorted({options.batch_size for _, options, _ in started}) == [24, 32, 40]
+    assert "batch_size differs: 24, 32, 40." in summary["unlike"]

@@ -87,7 +87,7 @@ def test_claims_are_judged_by_the_rule(
 ) -> None:
     found = {
         "verdicts": [verdict(BASELINE, *gain), verdict(CONTROL, *over_control)],
-        "tries": {ARM: [[0.5, 0.4]]} if tuned else None,
+        "tries": {ARM: [[{"temperature": 0.5}, 0.4]]} if tuned else None,
         "metric": "linear",
         "measures": {ARM: {"linear": [0.5] * 3, "knn": knn}, CONTROL: {"linear": [0.4] * 3, "knn": KNN[0]}},
     }

@@ -69,11 +69,11 @@ def test_a_comparison_that_was_stopped_shows_what_is_finished(tmp_path: Path) ->
 def test_tuned_arms_find_their_runs_and_say_what_was_taken(tmp_path: Path) -> None:
     summary = make_comparison(tmp_path, ARMS[:2])
     # The second arm took 0.1, so that the runs at 0.25 are not its own.
-    summary["tuned"] = {ARMS[0]: 0.5, ARMS[1]: 0.1}
-    summary["comparison"]["tune"] = ["temperature", [0.1, 0.5]]
+    summary["tuned"] = {ARMS[0]: {"temperature": 0.5}, ARMS[1]: {"temperature": 0.1}}
+    summary["comparison"]["tune"] = {"temperature": [0.1, 0.5]}
     (tmp_path / "comparison.json").write_text(json.dumps(summary))
     words = read(write_report(tmp_path)).words
-    assert f"temperature of 0.1, 0.5; chosen: {ARMS[0]}: 0.5, {ARMS[1]}: 0.1" in words
+    assert f"chosen: {ARMS[0]}: temperature=0.5; {ARMS[1]}: temperature=0.1" in words
     assert f"{ARMS[1]}, seed 0: no run directory with these options" in words
     assert f"{ARMS[0]}, seed 0: no run" not in words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -309,6 +310,18 @@ class TestTransfer:
         assert done.exit_code == 0, done.output
         found = json.loads(done.output)
         assert (found["data"], found["num_test"]) == ("digits", 360)
+
+    def test_on_several_sets_each_has_its_own_figures(self, trained: Path, data: str) -> None:
+        sets = ("digits", data)
+        arguments = [part for one in sets for part in ("--on", one)]
+        done = CliRunner().invoke(app, ["evaluate", str(trained), *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        each = json.loads(done.output)["on"]
+        assert [(one["data"], one["knn"]) for one in each] == [(one, transfer(trained, one)["knn"]) for one in sets]
+        table = CliRunner().invoke(app, ["evaluate", str(trained), *arguments]).output
+        (probe,) = (line for line in table.splitlines() if "linear probe" in line)
+        assert re.findall(r"[\d.]+ %", probe) == [f"{100 * one['linear']:.2f} %" for one in each]
+        assert CliRunner().invoke(app, ["evaluate", str(trained), "--on", "digits", "--on", "digits"]).exit_code == 2
 
     def test_other_features_of_nodes_are_named(self, tmp_path: Path) -> None:
         data, other = graph_file(tmp_path / "a.npz", 32), graph_file(tmp_path / "b.npz", 32, features=5)

@@ -79,7 +79,7 @@ def compare(ctx: typer.Context, config: Path | None, output: Output, **values: A
 
       hardneg compare --arm "simclr()" --arm "simclr() @ proximity()" --seeds 5
 
-      hardneg compare --arm "simclr()" --arm "hcl()" --tune temperature=0.2,0.5
+      hardneg compare --arm "simclr()" --arm "hcl()" --tune temperature=0.2,0.5 --tune beta=0.5,1,2
 
       hardneg compare --arm "supcon()" --arm "hscl()" --option encoder=resnet18
 
@@ -98,14 +98,10 @@ def compare(ctx: typer.Context, config: Path | None, output: Output, **values: A
         common = {name: getattr(options.shared, name) for name in ALWAYS} | values | others
         if options.shared.evaluate_with is not None:
             common["evaluate_with"] = options.shared.evaluate_with
-        if len(options.tune) > 1:
-            fix = "tune one option per comparison"
-            raise ArgumentError("compare", "--tune once", " and ".join(options.tune), fix)
         if not options.resume and (Path(options.out) / "request.json").exists():
             fix = "leave --no-resume out to continue it, or use another --out"
             raise FileError("compare", "a directory without a comparison", options.out, "which has one", fix)
-        tune = read_tune(options.tune[0]) if options.tune else None
-        wanted = Comparison(options.arms, options.seeds, common, tune, options.metric)
+        wanted = Comparison(options.arms, options.seeds, common, read_tune(options.tune), options.metric, options.tries)
         compare_and_show(wanted, options.out, options.jobs, options.allow_other_data, output)
 
 

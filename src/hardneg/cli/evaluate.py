@@ -33,8 +33,13 @@ def evaluate_and_show(options: EvaluateOptions, output: Output) -> None:
         if options.on:
             from hardneg.training.export import transfer
 
-            bars("evaluate", None)
-            found = transfer(options.path, options.on, options.data_root, options.weights, run_code=options.run_code)
+            advance = bars("evaluate", len(options.on))
+            each = []
+            for data in options.on:
+                root, weights = options.data_root, options.weights
+                each.append(transfer(options.path, data, root, weights, run_code=options.run_code))
+                advance(1)
+            found = each[0] if len(each) == 1 else {"on": each}
         elif with_texts:
             found = _evaluate_texts(options, bars)
         else:
@@ -45,9 +50,13 @@ def evaluate_and_show(options: EvaluateOptions, output: Output) -> None:
 
 def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
     """Raise ArgumentError if one of the given options would have no effect."""
+    if len(set(options.on)) < len(options.on):
+        raise ArgumentError("evaluate", "each data set of --on once", ", ".join(options.on))
     if options.on and with_texts:
         what = "either --on or a text benchmark"
-        raise ArgumentError("evaluate", what, f"--on {options.on} and a text benchmark", "run them one after the other")
+        raise ArgumentError(
+            "evaluate", what, f"--on {options.on[0]} and a text benchmark", "run them one after the other"
+        )
     if options.split != "test" and not (options.sts or options.beir):
         what, got = "--sts or --beir for --split", f"--split {options.split} with neither"
         raise ArgumentError("evaluate", what, got, "omit it, since it has no effect")

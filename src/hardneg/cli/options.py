@@ -48,7 +48,17 @@ class CompareOptions:
     seeds: int = option(3, "Runs per arm; every arm uses the same seeds.", low=2)
     metric: str = option("auto", "Metric that decides: auto (depends on the data), knn, 1nn, linear, retrieval ...")
     tune: tuple[str, ...] = option(
-        (), "Values of one option to try for every arm, such as temperature=0.1,0.2,0.5.", None, "--tune"
+        (),
+        "Values to try for every arm on a validation split: an option, an argument of a paper or a field of the "
+        "negatives, such as temperature=0.1,0.2,0.5 or beta=0.5,1. Repeatable: all combinations are tried.",
+        None,
+        "--tune",
+    )
+    tries: int | None = option(
+        None,
+        "Number of tries of every arm; by default those of the arm with the most combinations. More combinations are "
+        "sampled; for fewer, random values between the given ones are added.",
+        low=1,
     )
     out: str = option("runs/compare", "Directory of the comparison.")
     resume: bool = option(
@@ -71,10 +81,14 @@ class EvaluateOptions:
     classification: str | None = option(
         None, "Table of texts and labels. Reports the accuracy of logistic regression on embeddings."
     )
-    on: str | None = option(
-        None, "Another labelled data set on which to evaluate the encoder of a run: cifar100, folder:PATH ..."
+    on: tuple[str, ...] = option(
+        (),
+        "Another labelled data set on which to evaluate the encoder of a run: cifar100, folder:PATH ... Repeatable: "
+        "one table shows all of them.",
+        None,
+        "--on",
     )
-    data_root: str | None = option(None, "Folder of the data set of --on, if not the default folder.")
+    data_root: str | None = option(None, "Folder of the data sets of --on, if not the default folder.")
     weights: Weights = option(
         "last",
         "Weights of a run to use: from the last epoch, or the best according to the monitor.",

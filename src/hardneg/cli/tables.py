@@ -15,10 +15,10 @@ from rich.text import Text
 from hardneg.cli.output import Output
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, letter_of, why_no_accuracy
+from hardneg.comparing.request import Comparison, letter_of, tries_of, why_no_accuracy, words_of
 from hardneg.core.text import counted, printable
 from hardneg.io.terminal import Terminal
-from hardneg.training.evaluation.measures import measure, measures_in, unit_of
+from hardneg.training.evaluation.measures import MEASURES, measure, measures_in, unit_of
 
 # A remark on arms whose distribution reads labels: their figures are not comparable with unsupervised arms.
 SEES_LABELS = "sees the labels of the training {}s"
@@ -40,7 +40,7 @@ def compare_and_show(
     from hardneg.reporting import write_report
 
     prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, which would mix with error messages
-    tuned = len(comparison.tune[1]) if comparison.tune else 0
+    tuned = len(tries_of(prepared.arms, comparison)[0])
     runs = len(comparison.arms) * (comparison.seeds + tuned)
     log, done_before = Terminal(stderr=output.json, quiet=output.quiet), 0.0
     with output.bars() as bars:
@@ -101,7 +101,7 @@ def _remarks(summary: dict[str, Any], row: dict[str, Any]) -> str:
     """Return what a reader must know about an arm: its tuned value, use of labels, and collapsed runs."""
     remarks = []
     if summary.get("tuned"):
-        remarks.append(f"tuned to {summary['comparison']['tune'][0]}={summary['tuned'][row['arm']]:g}")
+        remarks.append(f"tuned to {words_of(summary['tuned'][row['arm']])}")
     if row.get("uses_labels"):
         remarks.append(SEES_LABELS.format(summary.get("noun", "image")))
     if row.get("collapsed"):
@@ -147,20 +147,27 @@ def show_evaluation(result: dict[str, Any]) -> None:
     """Print the measures of a run or of embeddings; without any accuracy, print the reason.
 
     Args:
-        result: Contents of ``result.json`` or the result of an evaluation. Accuracies are fractions.
+        result: Contents of ``result.json`` or the result of an evaluation; results on several data sets are a list
+            under the key "on". Accuracies are fractions.
     """
-    table = Table(title="evaluation", title_justify="left", show_header=False)
-    accuracies = measures_in(result)
-    for name in sorted(accuracies, key=lambda one: one != "linear"):  # the linear probe first
-        figure = f"{100 * result[name]:.2f}"
-        table.add_row(measure(name, result.get("k")), f"{figure} %" if unit_of(name) == "%" else figure)
+    each = result.get("on", [result])
+    heads = [printable(one.get("data", "")) for one in each]
+    table = Table("", *heads, title="evaluation", title_justify="left", show_header="on" in result)
+    found = [name for name in MEASURES if any(name in measures_in(one) for one in each)]
+    for name in sorted(found, key=lambda one: one != "linear"):  # the linear probe first
+        counts = {one.get("k") for one in each if name in one}
+        figures = (f"{100 * one[name]:.2f}{' %' * (unit_of(name) == '%')}" if name in one else "" for one in each)
+        table.add_row(measure(name, counts.pop() if len(counts) == 1 else None), *figures)
     for name in ("alignment", "uniformity", "steps", "seconds"):
-        if name in result:
-            table.add_row(name, f"{result[name]:.4g}")
+        if any(name in one for one in each):
+            table.add_row(name, *(f"{one[name]:.4g}" if name in one else "" for one in each))
     console = Terminal()
-    console.print(table)
-    if not accuracies:
-        console.print(Text(printable(f"There is no accuracy: {why_no_accuracy(result)}.")))
+    if table.row_count:
+        console.print(table)
+    for one in each:
+        if not measures_in(one):
+            on = f" on {one['data']}" if "on" in result else ""
+            console.print(Text(printable(f"There is no accuracy{on}: {why_no_accuracy(one)}.")))
 
 
 def show_text_evaluations(found: dict[str, Any]) -> None:

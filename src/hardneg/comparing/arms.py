@@ -14,8 +14,10 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial, reduce
+from operator import mul
+from typing import Any, cast
 
 from hardneg import papers
 from hardneg.batching.spec import parse_batches
@@ -46,6 +48,9 @@ class Arm:
         options: Options that the text sets, and options that define the paper.
         defaults: The paper's values of options that the text could have set; common options override them.
         own: Names of the options that define the paper, which common options may not change.
+        written: Names of the arguments that the text gives.
+        call: Calls the paper again, with further arguments; None for a recipe.
+        parameters: Arguments of the paper with their defaults, such as ``beta``.
     """
 
     text: str
@@ -53,6 +58,9 @@ class Arm:
     options: dict[str, Any]
     defaults: dict[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()
+    written: frozenset[str] = field(default=frozenset(), compare=False)
+    call: Callable[..., Arm] | None = field(default=None, compare=False, repr=False)
+    parameters: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def complete(self, **common: Any) -> TrainOptions:
         """Return the options of a run: the arm's own, then ``common``, then the paper's defaults."""
@@ -67,6 +75,43 @@ class Arm:
     def with_option(self, name: str, value: Any) -> Arm:
         """Return the arm with one option replaced."""
         return replace(self, options=self.options | {name: value})
+
+    def tunable(self) -> dict[str, Any]:
+        """Return the names that ``tuned`` can set, with their present values.
+
+        These are fields of the factors of the negatives, such as ``beta`` of a tilt, arguments of the paper, and
+        options of the recipe; of several with one name the last kind counts.
+        """
+        known = [(name, getattr(factor, name)) for factor in self._negatives().factors for name in _names_in(factor)]
+        return dict(known) | self.parameters | {one.name: one.default for one in fields(RECIPES[self.recipe])}
+
+    def tuned(self, values: Mapping[str, float]) -> Arm:
+        """Return the arm with other values of options, of arguments of its paper, or of fields of its negatives.
+
+        Args:
+            values: Numbers by name; the names are keys of ``tunable()``. Whole numbers become integers where the
+                present value is one.
+
+        Example:
+            >>> parse_arm("hcl()").tuned({"beta": 2.0, "temperature": 0.2}).options
+            {'negatives': 'Tilt(2.0)', 'temperature': 0.2}
+            >>> parse_arm("simclr(negatives='Ring(0.1, 0.5)')").tuned({"outer": 0.25}).options["negatives"]
+            'Ring(inner=0.1, outer=0.25)'
+        """
+        present = self.tunable()
+        whole = {name: isinstance(present[name], int) and not isinstance(present[name], bool) for name in values}
+        given = {name: int(x) if whole[name] and float(x).is_integer() else x for name, x in values.items()}
+        options = {one.name for one in fields(RECIPES[self.recipe])}
+        arguments = {name: x for name, x in given.items() if name in self.parameters and name not in options}
+        remade = self.call(**arguments).options if self.call and arguments else {}
+        arm = replace(self, options=self.options | remade)
+        if of_factors := {name: x for name, x in given.items() if name not in self.parameters and name not in options}:
+            factors = [
+                replace(cast(Any, one), **{name: x for name, x in of_factors.items() if name in _names_in(one)})
+                for one in arm._negatives().factors
+            ]
+            arm = arm.with_option("negatives", repr(reduce(mul, factors)))
+        return replace(arm, options=arm.options | {name: x for name, x in given.items() if name in options})
 
     @property
     def temperature(self) -> float:
@@ -199,6 +244,11 @@ def _can_weigh(recipe: str, options: dict[str, Any], *, labelled: bool) -> bool:
     return True
 
 
+def _names_in(factor: Negatives) -> list[str]:
+    """Return the names of the arguments of a factor."""
+    return [one.name for one in fields(factor)] if is_dataclass(factor) else []
+
+
 def _tilts_all(factor: Negatives) -> bool:
     """Return whether this factor tilts the weights by the similarity."""
     return isinstance(factor.slope, Schedule) or factor.slope != 0.0
@@ -250,7 +300,10 @@ def _reader(
         chosen = {one: repr(value) if isinstance(value, Schedule) else value for one, value in chosen.items()}
         usual = {one: value for one, value in chosen.items() if one in parameters and one not in given}
         defining = tuple(one for one in chosen if one not in parameters and one not in options)
-        return Arm("", recipe, {one: value for one, value in chosen.items() if one not in usual}, usual, defining)
+        own_options = {one: value for one, value in chosen.items() if one not in usual}
+        defaults_of = {n: one.default for n, one in parameters.items()}
+        again = partial(read, *values, **options)
+        return Arm("", recipe, own_options, usual, defining, frozenset(given), again, defaults_of)
 
     return read
 

@@ -18,8 +18,8 @@ from hardneg.training.options import TrainOptions
 CAUTION_SHARE = 0.5
 """Share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns at it, too."""
 OTHER_OPTIONS = (
-    "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip", "accumulate",
-    "precision", "encode_chunk",
+    "batch_size", "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip",
+    "accumulate", "precision", "encode_chunk",
 )  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""
 TrainRecord = Mapping[str, Any] | None
@@ -106,6 +106,23 @@ def differing_settings(
         del values["data_root"]
     found = {name: list(dict.fromkeys(seen)) for name, seen in values.items()}
     return {name: seen for name, seen in found.items() if len(seen) > 1}
+
+
+def items_seen(options: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the numbers of items that runs of different batch sizes have seen, if they differ by more than 1 %.
+
+    The last, smaller batch of an epoch is left out, which costs more items where batches are large.
+
+    Args:
+        options: Options of every run.
+        results: Their results.
+
+    Example:
+        >>> items_seen([{"batch_size": 64}, {"batch_size": 256}], [{"steps": 15}, {"steps": 3}])
+        {'items seen': ['960', '768']}
+    """
+    seen = [one["batch_size"] * result["steps"] for one, result in zip(options, results, strict=True)]
+    return {} if max(seen) <= 1.01 * min(seen) else {"items seen": [f"{n:,}" for n in dict.fromkeys(seen)]}
 
 
 def decay_of(options: Mapping[str, Any], trained: TrainRecord) -> Any:

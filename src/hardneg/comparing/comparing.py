@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from hardneg.comparing.arms import Arm, canonical_options, parse_arm
-from hardneg.comparing.cautions import cautions, differing_settings, settings_notes, shared_warnings
+from hardneg.comparing.cautions import cautions, differing_settings, items_seen, settings_notes, shared_warnings
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import SHARED, Comparison, letter_of, open_folder
+from hardneg.comparing.request import SHARED, Comparison, Try, letter_of, open_folder, tried_arm, tries_of, words_of
 from hardneg.comparing.runs import RunSettings, run_all, run_of, started_options, usual_jobs, usual_threads
 from hardneg.comparing.verdict import (
     Verdict,
@@ -34,7 +34,7 @@ from hardneg.comparing.verdict import (
     temperature_notes,
     verdicts_of,
 )
-from hardneg.core.errors import ArgumentError, HardnegError, UnknownName
+from hardneg.core.errors import ArgumentError, HardnegError
 from hardneg.core.text import html_table
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
@@ -48,8 +48,8 @@ from hardneg.training.options import RECIPES, TrainOptions
 
 ArmResults = list[list[dict[str, Any]]]
 """For every arm the results of its seeds."""
-Tries = list[tuple[float, float | None]]
-"""Tuned values of an arm with the metric of each on the validation split; None where training diverged."""
+Tries = list[tuple[Try, float | None]]
+"""Tried values of an arm with the metric of each on the validation split; None where training diverged."""
 
 
 class AllDiverged(HardnegError, OSError):
@@ -122,7 +122,7 @@ class Prepared:
         arms: The arms with the common options.
         out: Folder of the comparison.
         how: Number of parallel runs and threads.
-        steps: Number of training steps of every run.
+        steps: Number of training steps of the longest run.
     """
 
     comparison: Comparison
@@ -164,8 +164,8 @@ def prepare(
         for run in (run_of(arm, seed, out) for arm in arms for seed in range(comparison.seeds)):
             if run.config_path.exists():
                 run.check_data(data)
-    options = arms[0].complete()
-    steps = options.epochs * (count_in(data["train"]) // options.batch_size)
+    options = [arm.complete() for arm in arms]
+    steps = max(one.epochs * (count_in(data["train"]) // one.batch_size) for one in options)
     return Prepared(comparison, arms, out, RunSettings(jobs, threads, allow_other_data), max(1, steps))
 
 
@@ -185,7 +185,8 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
     """
     comparison, arms, out = prepared.comparison, prepared.arms, prepared.out
     tries = _tries(prepared, watcher)
-    tuned = _best(arms, tries, comparison)
+    chosen = _best(arms, tries)
+    tuned = [arm.tuned(values) for arm, values in zip(arms, chosen, strict=True)]
     results = run_all(tuned, list(range(comparison.seeds)), out, prepared.how, watcher)
     rows = rows_of(tuned, results, comparison.metric)
     verdicts = verdicts_of(tuned, results, comparison.metric)
@@ -195,11 +196,12 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         for arm in tuned
         for seed in range(comparison.seeds)
     ]
-    differing = differing_settings(options, [result.get("trained") for of_arm in results for result in of_arm])
+    every = [result for of_arm in results for result in of_arm]
+    differing = differing_settings(options, [result.get("trained") for result in every])
+    differing |= items_seen(options, every)
     if "data" in differing:  # only with --allow-other-data
         verdicts = [one.without_verdict("the runs have different data") for one in verdicts]
         rows = [replace(row, difference_half_width=None) for row in rows]
-    option = comparison.tune[0] if comparison.tune else None
     summary = {
         "metric": comparison.metric,
         "k": results[0][0].get("k"),
@@ -215,11 +217,11 @@ def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:
         "answer": answer(verdicts, measure(comparison.metric, results[0][0].get("k"))),
         "verdicts": [_as_json(one) for one in verdicts],
         "sentences": sentences(verdicts),
-        "notes": temperature_notes(tuned, tuned=option == "temperature"),
+        "notes": temperature_notes(tuned, tuned="temperature" in comparison.tune),
         "cautions": _cautions(tuned, results, out),
         "unlike": settings_notes(differing),
-        "tuned": {arm.text: arm.options[option] for arm in tuned} if option else None,
-        "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if option else None,
+        "tuned": {arm.text: values for arm, values in zip(arms, chosen, strict=True)} if comparison.tune else None,
+        "tries": {arm.text: tried for arm, tried in zip(arms, tries, strict=True)} if comparison.tune else None,
         "comparison": asdict(comparison),
         "jobs": prepared.how.jobs or usual_jobs(tuned, comparison.seeds),  # the seconds of a run depend on it
         "threads": prepared.how.threads,
@@ -247,33 +249,26 @@ def _cautions(arms: list[Arm], results: ArmResults, out: Path) -> list[str]:
 
 
 def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
-    """Evaluate the same tuned values for every arm with one seed; a value that diverges loses."""
-    arms, comparison = prepared.arms, prepared.comparison
-    if comparison.tune is None:
-        return [[] for _ in arms]
-    every = [comparison.tries(arm) for arm in arms]
-    runs = [one for tried in every for one in tried]
+    """Evaluate the same number of tries for every arm with one seed; one that diverges loses."""
+    every = tries_of(prepared.arms, prepared.comparison)
+    if not prepared.comparison.tune:
+        return [[] for _ in every]
+    runs = [tried_arm(arm, values) for arm, tries in zip(prepared.arms, every, strict=True) for values in tries]
     results = iter(run_all(runs, [0], prepared.out / "tuning", prepared.how, watcher, may_diverge=True))
-    reached = ((result or {}).get(comparison.metric) for (result,) in results)
-    name = comparison.tune[0]
-    return [
-        [(one.options[name], value) for one, value in zip(tried, islice(reached, len(tried)), strict=True)]
-        for tried in every
-    ]
+    reached = ((result or {}).get(prepared.comparison.metric) for (result,) in results)
+    return [list(zip(tries, islice(reached, len(tries)), strict=True)) for tries in every]
 
 
-def _best(arms: list[Arm], tries: list[Tries], comparison: Comparison) -> list[Arm]:
-    """Return the arms with their best tuned value, the first one of several; without tuning, the arms themselves."""
-    if comparison.tune is None:
-        return arms
-    name, best = comparison.tune[0], []
+def _best(arms: list[Arm], tries: list[Tries]) -> list[Try]:
+    """Return the best values of each arm, the first of several; without tuning, no values."""
+    chosen: list[Try] = []
     for arm, tried in zip(arms, tries, strict=True):
-        value, reached = max(tried, key=lambda one: -math.inf if one[1] is None else one[1])
+        values, reached = max(tried, key=lambda one: -math.inf if one[1] is None else one[1], default=({}, 0.0))
         if reached is None:
-            values = ", ".join(f"{value:g}" for value, _ in tried)
-            raise AllDiverged(arm.text, f"a {name} with which it does not diverge", values, "try others")
-        best.append(arm.with_option(name, value))
-    return best
+            got = ", ".join(words_of(one) for one, _ in tried)
+            raise AllDiverged(arm.text, "tuned values with which it does not diverge", got, "try others")
+        chosen.append(values)
+    return chosen
 
 
 class CannotTrain(HardnegError, ValueError):
@@ -312,9 +307,13 @@ def check_arms(arms: list[Arm], comparison: Comparison) -> tuple[dict[str, Any],
     taken = {one.name for arm in arms for one in fields(RECIPES[arm.recipe])}
     if unused := [name for name in comparison.common if name not in taken]:
         raise ArgumentError("compare", "--option to be an option of at least one arm", repr(unused[0]))
-    for one, other in combinations(arms, 2):
-        _check_difference(one, other, comparison)
-    every = [one for arm in arms for one in (arm, *comparison.tries(arm))]
+    tried = [
+        [tried_arm(arm, values) for values in tries]
+        for arm, tries in zip(arms, tries_of(arms, comparison), strict=True)
+    ]
+    for one, other in combinations(zip(arms, tried, strict=True), 2):
+        _check_difference(*one, *other, comparison)
+    every = [one for arm, tries in zip(arms, tried, strict=True) for one in (arm, *tries)]
     for arm in every:
         _naming(arm, check_words)
     record, metric = {}, comparison.metric
@@ -337,23 +336,21 @@ def _check_options(arm: Arm, comparison: Comparison) -> None:
         if comparison.common.get(name, arm.options[name]) != arm.options[name]:
             given = f"--option {name}={comparison.common[name]}"
             raise ArgumentError(arm.text, f"its own {name}, {arm.options[name]}", given, "write it in the arms")
-    tuned = comparison.tune and comparison.tune[0]
-    if tuned and tuned not in (known := [one.name for one in fields(RECIPES[arm.recipe])]):
-        raise UnknownName(tuned, known, f"in {arm.recipe}").within("--tune")
-    if tuned in arm.options:
-        # Every arm gets the same tuned values, so an arm that names one of its own would be mislabelled.
-        got = f"{tuned}={arm.options[tuned]!r} in {arm.text!r}"
-        raise ArgumentError(
-            "compare", f"arms without {tuned}, which --tune sets", got, "remove it from the arm, or do not tune"
-        )
+    for name in comparison.tune:
+        if name in arm.options or name in arm.written:
+            # Every arm gets the same tuned values, so an arm that names one of its own would be mislabelled.
+            got = f"{name}={arm.options[name]!r} in {arm.text!r}" if name in arm.options else repr(arm.text)
+            fix = "remove it from the arm, or do not tune"
+            raise ArgumentError("compare", f"arms without {name}, which --tune sets", got, fix)
 
 
-def _check_difference(one: Arm, other: Arm, comparison: Comparison) -> None:
-    """Raise if two arms train alike, either as they are or with the same tuned value."""
-    pairs = [(one, other), *zip(comparison.tries(one), comparison.tries(other), strict=True)]
+def _check_difference(one: Arm, mine: list[Arm], other: Arm, theirs: list[Arm], comparison: Comparison) -> None:
+    """Raise if two arms train alike, either as they are or with the same tuned values."""
+    names, others = ([name for name in comparison.tune if name in arm.tunable()] for arm in (one, other))
+    pairs = [(one, other), *(zip(mine, theirs, strict=True) if names == others else ())]
     if not any(first.trains_like(second) for first, second in pairs):
         return
-    tuned = f", apart from the {comparison.tune[0]} that --tune sets" if comparison.tune else ""
+    tuned = f", apart from the {' and '.join(comparison.tune)} that --tune sets" if comparison.tune else ""
     raise _alike(one, other, tuned)
 
 
@@ -367,7 +364,7 @@ def _check_held_out(options: TrainOptions, found: Splits, comparison: Comparison
     """Raise if values would be tuned on items that also judge the arms."""
     if comparison.tune and found.train is found.test:
         got = f"--data {options.data}, which is trained and tested on"
-        fix = f"use --data {options.data}@0/10, or write {comparison.tune[0]} in the arms"
+        fix = f"use --data {options.data}@0/10, or write {' and '.join(comparison.tune)} in the arms"
         raise ArgumentError("compare", "a test split that --tune does not use", got, fix)
 
 
@@ -386,8 +383,8 @@ def _check_with_data(arms: list[Arm], metric: str) -> tuple[Splits, str]:
     known = found.test.measures(found, shared)
     if metric not in (AUTO, *known):
         raise ArgumentError("compare", f"a metric among {', '.join(known)} for such data", f"metric={metric!r}")
-    check_batch(shared, found.train, 1)
     for arm in arms:
+        check_batch(arm.complete(), found.train, 1)
         _naming(arm, lambda options: _check_views(options, found.train))
     return found, known[0] if metric == AUTO else metric
 

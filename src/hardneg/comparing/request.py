@@ -1,15 +1,19 @@
 """Request of a comparison: arms, seeds, shared options, tuning and the deciding metric; and its folder.
 
 ``Comparison`` is the value that ``compare`` and the command line build. ``read_tune`` and ``read_options`` parse the
-flags ``--tune`` and ``--option``; ``open_folder`` writes request.json, or checks it when a comparison is resumed.
+flags ``--tune`` and ``--option``; ``tries_of`` draws the values that are tried for each arm; ``open_folder`` writes
+request.json, or checks it when a comparison is resumed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from hardneg.training.loop.data_record import check_same_data, is_data_record
 from hardneg.training.loop.runs import changes
 from hardneg.training.options import RECIPES
 
-SHARED = ("seed", "data", "data_root", "epochs", "batch_size", "evaluate_on", "validation_share", "evaluate_with")
+SHARED = ("seed", "data", "data_root", "epochs", "evaluate_on", "validation_share", "evaluate_with")
 """Options that are the same for every arm: an arm may not set them, and they are not tuned."""
 
 
@@ -39,6 +43,10 @@ def letter_of(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else str(number + 1)
 
 
+Try = dict[str, float]
+"""Values of the tuned options of an arm, by name."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Arms to compare, seeds, shared options and what is tuned.
@@ -47,8 +55,11 @@ class Comparison:
         arms: Arms as text, such as ``"hcl(beta=1)"``; at least two. The first one is the reference of the others.
         seeds: Number of seeds of every arm, which are 0, 1, ...; at least two, and three for a verdict.
         common: Options of ``train`` that all arms share unless an arm writes another value.
-        tune: Name of an option and the values to try for every arm on a validation split; None: nothing is tuned.
+        tune: Values to try on a validation split, by the name of an option, of an argument of a paper, or of a field
+            of the negatives; together they are a grid. Empty: nothing is tuned.
         metric: Measure that decides, or "auto" for the usual one of the data.
+        num_tries: Number of tries of every arm; by default those of the largest grid. A larger grid is sampled, a
+            smaller one is filled up with random values between its ends.
 
     Raises:
         ArgumentError: For fewer than two arms or seeds, equal arms, an unknown metric, or options that contradict
@@ -62,8 +73,9 @@ class Comparison:
     arms: tuple[str, ...]
     seeds: int
     common: dict[str, Any]
-    tune: tuple[str, tuple[float, ...]] | None = None
+    tune: dict[str, tuple[float, ...]] = field(default_factory=dict)
     metric: str = AUTO
+    num_tries: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
@@ -80,8 +92,11 @@ class Comparison:
             raise argument_error(
                 "compare", "the number of --seeds instead of a single seed", "seed", self.common["seed"]
             )
-        if self.tune:
-            self._check_tune(*self.tune)
+        for name, values in self.tune.items():
+            self._check_tune(name, values)
+        if self.num_tries is not None and (self.num_tries < 1 or not self.tune):
+            what = "a positive number of --tries, together with --tune"
+            raise argument_error("compare", what, "tries", self.num_tries)
 
     def _check_tune(self, name: str, values: tuple[float, ...]) -> None:
         if name in SHARED:
@@ -93,28 +108,108 @@ class Comparison:
         if len(set(values)) < len(values):
             raise ArgumentError("compare", "distinct values in --tune", repr(values))
 
-    def tries(self, arm: Arm) -> list[Arm]:
-        """Return one arm per tuned value, each evaluated on a validation split; none without tuning."""
-        if self.tune is None:
-            return []
-        name, values = self.tune
-        whole = isinstance(getattr(RECIPES[arm.recipe], name), int)
-        tried = [int(value) if whole and float(value).is_integer() else value for value in values]
-        held_out = arm.with_defaults({"evaluate_on": "validation"})
-        return [replace(held_out.with_option(name, value), text=f"{arm.text} {name}={value:g}") for value in tried]
 
+def tries_of(arms: Sequence[Arm], comparison: Comparison) -> list[list[Try]]:
+    """Return the values to try for each arm, the same number for all of them.
 
-def read_tune(text: str) -> tuple[str, tuple[float, ...]]:
-    """Parse the value of ``--tune`` into the name of an option and the values to try.
+    The grid of an arm is that of the tuned options that it has. If the grid is larger than the number of tries, they
+    are a random sample of it. If it is smaller, random values between its smallest and largest are added (log-uniform
+    where they are positive), so that an arm with fewer options gets a finer search of those that it has. Arms with the
+    same options get the same tries.
 
-    >>> read_tune("learning-rate=0.1,0.2")
-    ('learning_rate', (0.1, 0.2))
+    Args:
+        arms: The arms.
+        comparison: The request with ``tune`` and ``num_tries``.
+
+    Returns:
+        For each arm its tries: values by name. Empty lists without tuning.
+
+    Raises:
+        UnknownName: If no arm has a tuned option.
+        ArgumentError: If an arm has none of them, or too few distinct values are possible.
+
+    Example:
+        >>> from hardneg.comparing.arms import parse_arm
+        >>> wanted = Comparison(("simclr()", "hcl()"), 3, {}, {"temperature": (0.1, 0.5), "beta": (1.0, 2.0)})
+        >>> simclr, hcl = tries_of([parse_arm(text) for text in wanted.arms], wanted)
+        >>> len(simclr), hcl[0]
+        (4, {'temperature': 0.1, 'beta': 1.0})
     """
-    name, _, values = text.partition("=")
-    try:
-        return _option_name(name), tuple(float(value) for value in values.split(","))
-    except ValueError:
-        raise ArgumentError("compare", "--tune like temperature=0.1,0.2", repr(text)) from None
+    if not comparison.tune:
+        return [[] for _ in arms]
+    own = [[name for name in comparison.tune if name in arm.tunable()] for arm in arms]
+    for name in comparison.tune:
+        if not any(name in names for names in own):
+            known = {one: None for arm in arms for one in arm.tunable() if one not in SHARED}
+            raise UnknownName(name, list(known), "in any arm").within("--tune")
+    grids = [
+        [dict(zip(names, values, strict=True)) for values in product(*(comparison.tune[name] for name in names))]
+        for names in own
+    ]
+    number = comparison.num_tries or max(map(len, grids))
+    found = []
+    for arm, names, grid in zip(arms, own, grids, strict=True):
+        if not names:
+            fix = "tune an option that every arm has as well, such as temperature or learning_rate"
+            raise ArgumentError("compare", "a tuned option in every arm", f"{arm.text}, which has none of them", fix)
+        rng = random.Random(" ".join(names))
+        found.append(rng.sample(grid, number) if len(grid) > number else _filled(arm, grid, number, comparison, rng))
+    return found
+
+
+def _filled(arm: Arm, grid: list[Try], number: int, comparison: Comparison, rng: random.Random) -> list[Try]:
+    """Add random tries between the ends of a grid until there are ``number`` distinct ones."""
+    tries, present = list(grid), arm.tunable()
+    for _ in range(100 * number):
+        if len(tries) == number:
+            break
+        drawn = {}
+        for name in grid[0]:
+            low, high = min(comparison.tune[name]), max(comparison.tune[name])
+            at = rng.random()
+            value = math.exp(math.log(low) + at * math.log(high / low)) if low > 0.0 else low + at * (high - low)
+            whole = isinstance(present[name], int) and not isinstance(present[name], bool)
+            drawn[name] = float(round(value) if whole else f"{value:.3g}")
+        tries += [drawn] * (drawn not in tries)
+    if len(tries) < number:
+        names = " and ".join(grid[0])
+        fix = "give more values to --tune, or fewer --tries"
+        raise ArgumentError("compare", f"{number} distinct tries of {names} for {arm.text}", str(len(tries)), fix)
+    return tries
+
+
+def tried_arm(arm: Arm, values: Try) -> Arm:
+    """Return the arm with these values, evaluated on the validation split and named after them."""
+    held_out = arm.tuned(values).with_defaults({"evaluate_on": "validation"})
+    return replace(held_out, text=f"{arm.text} {words_of(values)}")
+
+
+def words_of(values: Try) -> str:
+    """Write tuned values, such as "temperature=0.1 beta=2"."""
+    return " ".join(f"{name}={value:g}" for name, value in values.items())
+
+
+def read_tune(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
+    """Parse values of ``--tune``, each the name of an option with the values to try.
+
+    Raises:
+        ArgumentError: If a text has no name, a value is not a number, or an option is given twice.
+
+    Example:
+        >>> read_tune(["learning-rate=0.1,0.2", "beta=1"])
+        {'learning_rate': (0.1, 0.2), 'beta': (1.0,)}
+    """
+    tune: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        name = _option_name(name)
+        if name in tune:
+            raise argument_error("compare", f"one --tune for {name}", "tune", texts)
+        try:
+            tune[name] = tuple(float(value) for value in values.split(","))
+        except ValueError:
+            raise ArgumentError("compare", "--tune like temperature=0.1,0.2", repr(text)) from None
+    return tune
 
 
 def read_options(texts: Iterable[str]) -> dict[str, Any]:
@@ -175,12 +270,11 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
         Damaged: If request.json cannot be read.
     """
     path = out / "request.json"
-    wanted = json.loads(json.dumps({"common": comparison.common, "tune": comparison.tune, "metric": comparison.metric}))
+    own = ("common", "tune", "metric", "num_tries")
+    wanted = json.loads(json.dumps({name: getattr(comparison, name) for name in own}))
     before = _read_request(path) if path.exists() else {}
     if before and before | wanted != before:
-        then, now = (
-            one.get("common", {}) | {"tune": one.get("tune"), "metric": one.get("metric")} for one in (before, wanted)
-        )
+        then, now = (one.get("common", {}) | {name: one.get(name) for name in own[1:]} for one in (before, wanted))
         got = f"which was started with other options ({changes(then, dict.fromkeys(then) | now)})"
         fix = "give the same options, or use another --out"
         raise FileError("compare", "the options of the comparison", path, got, fix)

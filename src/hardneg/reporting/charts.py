@@ -18,6 +18,7 @@ import torch
 from markupsafe import Markup
 from torch.nn.functional import normalize
 
+from hardneg.comparing.request import words_of
 from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
 from hardneg.pages.charts.arms import Difference, Dots, Line, dot_plot, forest_plot, line_chart
@@ -520,17 +521,26 @@ def table_note(page: PageContents) -> str:
     """Return the note under the table: what the columns are means of, and how values were tuned."""
     end = "." if page.kind == "run" else "; all are means over the seeds."
     note = f"False negatives, hardness and clamped are means over the last records, seconds those of training{end}"
-    tuned, tried = page.facts.get("tuned"), page.facts.get("comparison", {}).get("tune")
-    if page.kind != "comparison" or not tuned or not tried:
+    tuned = page.facts.get("tuned")
+    if page.kind != "comparison" or not tuned:
         return note
-    chosen = ", ".join(f"{text}: {value}" for text, value in tuned.items())
-    values = ", ".join(map(str, tried[1] or []))
-    note += (
-        f" Tuned on a validation split, with the same values for all arms: {tried[0]} of {values}; chosen: {chosen}."
-    )
+    names = " and ".join(page.facts.get("comparison", {}).get("tune", {}))
+    chosen = "; ".join(f"{text}: {words_of(values)}" for text, values in tuned.items())
+    number = max((len(tries) for tries in page.facts.get("tries", {}).values()), default=0)
+    note += f" Tuned on a validation split, with {number} tries of {names} for every arm; chosen: {chosen}."
     tries_of = page.facts.get("tries", {}).items()
-    lost = [f"{text} with {value}" for text, tries in tries_of for value, reached in tries if reached is None]
+    lost = [f"{text} with {words_of(values)}" for text, tries in tries_of for values, got in tries if got is None]
     return note + (f" Diverged: {', '.join(lost)}." if lost else "")
+
+
+def tries_in(page: PageContents) -> list[tuple[ArmRuns, list[tuple[str, str]]]]:
+    """Return all tries of each arm, the best first: (values, metric on the validation split)."""
+    rows = []
+    for arm in page.arms:
+        if tries := page.facts.get("tries", {}).get(arm.text, []):
+            ordered = sorted(tries, key=lambda one: -1.0 if one[1] is None else one[1], reverse=True)
+            rows.append((arm, [(words_of(at), "diverged" if x is None else percent(x)) for at, x in ordered]))
+    return rows
 
 
 def measures_of(page: PageContents) -> dict[str, Any] | None:

@@ -87,8 +87,10 @@ COMPARISON = {
     "metric": TEXT, "k": WHOLE, "num_test": WHOLE, "noun": TEXT, "rows": [ROW], "headline": TEXT, "answer": [TEXT],
     "sentences": [TEXT], "notes": [TEXT], "cautions": [TEXT], "unlike": [TEXT], "threads": WHOLE,
     "verdicts": [VERDICT],
-    "tuned": {"*": NUMBER}, "tries": {"*": [(NUMBER, NUMBER)]},
-    "comparison": {"seeds": WHOLE, "common": {"*": ANYTHING}, "tune": (TEXT, [NUMBER]), "arms": [TEXT]},
+    "tuned": {"*": {"*": NUMBER}}, "tries": {"*": [({"*": NUMBER}, NUMBER)]},
+    "comparison": {
+        "seeds": WHOLE, "common": {"*": ANYTHING}, "tune": {"*": [NUMBER]}, "num_tries": WHOLE, "arms": [TEXT],
+    },
     **_machine,
 }  # fmt: skip
 REQUEST = {"metric": TEXT, "common": {"*": ANYTHING}}
@@ -142,7 +144,7 @@ def one_per_seed(runs: Iterable[SeedRun]) -> list[SeedRun]:
 
 
 def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
-    """Return the arm of a row with the common options and its tuned value; None if this version cannot parse it.
+    """Return the arm of a row with the common options and its tuned values; None if this version cannot parse it.
 
     Args:
         text: The arm as text.
@@ -151,8 +153,8 @@ def wanted_arm(text: str, facts: dict[str, Any]) -> Arm | None:
     request, tuned = facts.get("comparison", {}), facts.get("tuned")
     try:
         arm = parse_arm(text).with_defaults(request.get("common", {}))
-        if request.get("tune") and tuned and text in tuned:
-            arm = arm.with_option(request["tune"][0], tuned[text])
+        if tuned and text in tuned:
+            arm = arm.tuned(tuned[text])
         arm.complete()
     except _unreadable:
         return None

@@ -33,6 +33,7 @@ from hardneg.reporting.charts import (
     seconds_of,
     table_csv,
     table_note,
+    tries_in,
 )
 from hardneg.reporting.contents import ArmRuns, PageContents, evaluated_in, known, measure_in, percent
 from hardneg.reporting.embeddings import classes_of, maps_of
@@ -105,6 +106,7 @@ def report_page(page: PageContents, *, audited: bool = False) -> str:
         table_note=table_note(page),
         measures=measures_of(page),
         seconds={"heads": PARTS, "rows": seconds_of(page)},
+        tries=tries_in(page),
         curves=curves_of(page),
         moments=moments_of(page),
         histograms=histograms_of(page),
