@@ -27,10 +27,10 @@ from sentences import DATA, RESULTS, ROOT, articles, of_seeds, write_lines, writ
 
 from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.evaluation.benchmarks import evaluate_classification, read_classification
-from hardneg.training.export import load_encoder
 from hardneg.training.options import QuickThoughtsOptions
 from hardneg.training.recipes import run_recipe
 from hardneg.training.text_encoders import text_encoder
+from hardneg.training.trained import load_encoder
 
 ARMS: dict[str, dict[str, Any] | None] = {
     "untrained": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import hardneg as hn
 from hardneg.batching import Refresh, encode
 from hardneg.training.backbones import library_backbone
 from hardneg.training.encoders import build_encoder
+from hardneg.training.export import FORMATS, Export
+from hardneg.training.trained import CHANNELS, Preprocessing
 from hardneg.training.weights import resnet_names
 from support.libraries import library
 
@@ -53,6 +56,31 @@ def test_exported_names_load_strictly_and_give_the_same_features(kind: str, name
     model.load_state_dict(resnet_names(encoder.backbone), strict=True)  # type: ignore[arg-type]
     images = torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(model.eval()(images), encoder.features(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("resnet18", 1), ("resnet18-imagenet", 1), ("timm:test_vit", 3), ("timm:test_resnet", 1),
+     ("torchvision:convnext_tiny", 1), ("torchvision:resnet18", 3)],
+)  # fmt: skip
+def test_the_printed_lines_read_the_export(name: str, channels: int, tmp_path: Path) -> None:
+    kinds = [kind for kind in ("torchvision", "timm") if name.partition(":")[0] in (kind, name)]
+    with torch.random.fork_rng():
+        encoder: Any = build_encoder(name, channels, seed=0, size=32).eval()
+    shape = [channels, 32, 32]
+    prepared = Preprocessing([0.4] * channels, [0.2] * channels, shape[1:], CHANNELS[channels])
+    config = {"recipe": "simclr", "options": {"data": "npz:a.npz"}}
+    config["trained"] = {"encoder": {"name": name}, "data": {"train": {"shape": shape}}}
+    images = torch.rand(2, *shape)
+    expected = encoder.features((images - 0.4) / 0.2)
+    for kind in (*kinds, *(["hub"] if "timm" in kinds and name != "resnet18" else [])):
+        output = Export(tmp_path / kind, config, prepared, {})
+        FORMATS[kind].write(encoder, output)
+        names = {"torch": torch, "images": images, **{one: library(one) for one in kinds}}
+        exec("\n".join(FORMATS[kind].lines(output)), names)
+        torch.testing.assert_close(names["model"].eval()(names["inputs"]), expected, rtol=1e-4, atol=1e-5)
+        if kind == "hub":
+            assert names["model"].pretrained_cfg["mean"] == prepared.mean
 
 
 @pytest.mark.parametrize(

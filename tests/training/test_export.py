@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -17,17 +19,21 @@ from typer.testing import CliRunner
 import hardneg as hn
 import hardneg.comparing.runs
 from hardneg.cli.app import app
+from hardneg.cli.options import FORMATS as OF_COMMAND_LINE
 from hardneg.comparing import Comparison, compare
-from hardneg.core.errors import ArgumentError, Damaged, NoFile
+from hardneg.core.errors import ArgumentError, Damaged, FileError, NoFile
 from hardneg.io.embeddings import load_embeddings, load_evaluated
 from hardneg.training.augmentation.augment import TINY
 from hardneg.training.augmentation.transforms import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Represent, auto_encoder, build_encoder, embed
-from hardneg.training.export import export, how_to_load, may_run_code, transfer
+from hardneg.training.evaluation.protocols import transfer
+from hardneg.training.export import FORMATS, Export, export, how_to_load
+from hardneg.training.loop.data_record import digest_of_weights
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, CLIPOptions
+from hardneg.training.trained import CHANNELS, HUB_WEIGHTS, Preprocessing, may_run_code
 from hardneg.training.weights import resnet_names
 from support.errors import raises
 from support.graphs import graph_file
@@ -165,29 +171,141 @@ def test_a_run_of_a_resnet_is_exported(data: str, tmp_path: Path) -> None:
         assert set(state) == names_of_resnet18()
         assert torch.equal(state["layer2.0.conv1.weight"], encoder.backbone.layers[2].residual[0].weight)
         beside = json.loads((tmp_path / "run" / f"{kind}.pth.json").read_text())
-        assert (beside["mean"], beside["std"]) == ([0.5], [0.25])
+        assert {name: beside[name] for name in PREPARED} == PREPARED
         assert "mean, std = [0.5], [0.25]" in done.output
-    assert "timm.create_model('resnet18', num_classes=0)" in how_to_load(tmp_path / "run", "timm", tmp_path)
+    assert "timm.create_model('resnet18', num_classes=0, in_chans=1)" in how_to_load(tmp_path / "run", "timm", tmp_path)
+    with raises(ArgumentError, who="export", what="stem of ImageNet", got="resnet18"):
+        export(tmp_path / "run", "detectron2")
 
 
-def test_safetensors_have_all_weights_and_the_options(trained: Path, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors", reason="needs the extra text")
-    path = export(trained, "safetensors", tmp_path / "encoder.safetensors")
-    expected = hn.load_encoder(trained).state_dict()
-    with safetensors.safe_open(path, "pt") as file:
-        assert set(file.keys()) == set(expected)
-        assert all(torch.equal(file.get_tensor(name), value) for name, value in expected.items())
-        assert json.loads(file.metadata()["options"])["dim"] == 32
-        assert json.loads(file.metadata()["normalisation"]) == {"mean": [0.5], "std": [0.25]}
+PREPARED = {"mean": [0.5], "std": [0.25], "size": [8, 8], "channels": "grey"}
+"""Preprocessing of the digits: in the metadata of every format."""
+
+
+@pytest.mark.parametrize("format", ["safetensors", "hub", "torch-export"])
+def test_the_printed_lines_give_the_features_of_the_run(format: str, trained: Path, data: str, tmp_path: Path) -> None:
+    library("safetensors")
+    path = export(trained, format, tmp_path / FORMATS[format].file)
+    images = load(data, "test").images.float() / 255.0
+    names: dict[str, Any] = {"hardneg": hn, "torch": torch, "images": images}
+    exec(how_to_load(trained, format, path), names)
+    expected = load_embeddings(trained / "embeddings.npz")[2]
+    torch.testing.assert_close(names["features"].detach(), expected, rtol=0, atol=1e-6)
+    if format == "torch-export":
+        about = {"preprocessing": ""}
+        torch.export.load(path, extra_files=about)
+        assert json.loads(about["preprocessing"]) == PREPARED
+        return
+    assert names["encoder"].preprocessing._asdict() == PREPARED
+    with library("safetensors").safe_open(path / HUB_WEIGHTS if path.is_dir() else path, "pt") as file:
+        assert set(file.keys()) == set(hn.load_encoder(trained).state_dict())
+        options = json.loads(file.metadata()["options"])
+        assert (options["dim"], options["data"]) == (32, "npz:digits.npz")  # without the user's folder
+        assert json.loads(file.metadata()["preprocessing"]) == PREPARED
+
+
+def test_onnx_takes_images_in_0_to_1(trained: Path, data: str, tmp_path: Path) -> None:
+    onnx = library("onnx")
+    library("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    path = export(trained, "onnx", tmp_path / "encoder.onnx")
+    model = onnx.load(path)
+    assert json.loads({one.key: one.value for one in model.metadata_props}["preprocessing"]) == PREPARED
+    images = load(data, "test").images[:3].float() / 255.0  # other than the two that were traced
+    (features,) = ReferenceEvaluator(model).run(None, {"images": images.numpy()})
+    expected = load_embeddings(trained / "embeddings.npz")[2][:3]
+    torch.testing.assert_close(torch.from_numpy(features), expected, rtol=1e-5, atol=1e-5)
+    assert "in [0, 1]" in how_to_load(trained, "onnx", path)
+
+
+def output_of(name: str, path: Path, channels: int = 3) -> Export:
+    """An export of a run that was never trained, for images of 32 x 32 pixels."""
+    prepared = Preprocessing([0.4] * channels, [0.2] * channels, [32, 32], CHANNELS[channels])
+    trained = {"encoder": {"name": name}, "data": {"train": {"shape": [channels, 32, 32]}}, "views": "some"}
+    options = {"data": "folder:/home/user/photos", "negatives": "Tilt(1.0)"}
+    return Export(path, {"recipe": "simclr", "options": options, "trained": trained}, prepared, {"linear": 0.5})
+
+
+def test_detectron2_reads_its_own_names(tmp_path: Path) -> None:
+    """Names of a ResNet in Detectron2's model zoo, whose rules differ for stem, stages and shortcuts."""
+    encoder: Any = build_encoder("resnet18-imagenet", 3, seed=0)
+    output = output_of("resnet18-imagenet", tmp_path / "detectron2.pkl")
+    FORMATS["detectron2"].write(encoder, output)
+    found = pickle.loads(output.path.read_bytes())
+    norm = ("weight", "bias", "running_mean", "running_var")
+    names = {"stem.conv1.weight", *(f"stem.conv1.norm.{one}" for one in norm)}
+    for stage in (2, 3, 4, 5):
+        for block in (0, 1):
+            parts = ["conv1", "conv2", *["shortcut"] * (stage > 2 and block == 0)]
+            for part in (f"res{stage}.{block}.{one}" for one in parts):
+                names |= {f"{part}.weight", *(f"{part}.norm.{one}" for one in norm)}
+    assert set(found["model"]) == names
+    assert found["matching_heuristics"] is True
+    np.testing.assert_array_equal(
+        found["model"]["res4.0.shortcut.weight"], encoder.backbone.layers[4].shortcut[0].weight.detach().numpy()
+    )
+    cfg = SimpleNamespace(MODEL=SimpleNamespace(RESNETS=SimpleNamespace()), INPUT=SimpleNamespace())
+    exec("\n".join(FORMATS["detectron2"].lines(output)), {"cfg": cfg})
+    assert cfg.MODEL.PIXEL_MEAN == [102.0] * 3  # of pixels in [0, 255]
+    assert (cfg.INPUT.FORMAT, cfg.MODEL.RESNETS.DEPTH) == ("RGB", 18)
+
+
+def test_a_hub_folder_of_a_resnet_is_for_timm(tmp_path: Path) -> None:
+    library("safetensors")
+    encoder = build_encoder("resnet18-imagenet", 3, seed=0)
+    output = output_of("resnet18-imagenet", tmp_path / "hub")
+    FORMATS["hub"].write(encoder, output)
+    assert library("safetensors.torch").load_file(tmp_path / "hub" / HUB_WEIGHTS).keys() == names_of_resnet18()
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert config["architecture"] == "resnet18"
+    assert config["pretrained_cfg"]["mean"] == [0.4] * 3
+    assert config["pretrained_cfg"]["input_size"] == [3, 32, 32]
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: timm\n")
+    for part in (
+        "local-dir:FOLDER",
+        "`Tilt(1.0)`",
+        "| linear probe | 50.00 |",
+        "`folder:photos`",
+        "| channels | RGB |",
+    ):
+        assert part in card
+    assert "/home/user" not in card
+
+
+@pytest.mark.parametrize("content", [b"no tensors", None])
+def test_a_file_that_no_export_has_written_is_named(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    if content is None:
+        library("safetensors.torch").save_file({"conv1.weight": torch.zeros(2)}, path)
+    else:
+        path.write_bytes(content)
+    with raises(FileError, who="load_encoder", path="weights.safetensors", fix="hardneg export"):
+        hn.load_encoder(path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"), [("moco", {"version": "v3"}), ("cmc", {"num_draws": 20}), ("quick-thoughts", {"dim": 8})]
+)
+def test_the_encoder_before_training_is_loaded(recipe: str, options: dict[str, Any], data: str, tmp_path: Path) -> None:
+    named = text_file(tmp_path / "some.txt", 32) if recipe == "quick-thoughts" else data
+    run(recipe, tmp_path / "run", {**short(named, epochs=1), "batch_size": 16, **options})
+    config = Run(tmp_path / "run").config()
+    found = hn.load_encoder(tmp_path / "run", "initial", normalise=False)
+    assert digest_of_weights(found) == config["trained"]["encoder"]["initial_weights"]
 
 
 def test_formats_that_do_not_fit_are_named(trained: Path) -> None:
     with raises(ArgumentError, who="export", what="ResNet", got="tiny"):
         export(trained, "torchvision")
+    with raises(ArgumentError, who="export", what="stem of ImageNet", got="tiny"):
+        export(trained, "detectron2")
     with raises(ArgumentError, who="export", what="or hf:PATH", got="tiny"):
         export(trained, "sentence-transformers")
-    with raises(ArgumentError, who="export", got="'onnx'"):
-        export(trained, "onnx")
+    with raises(ArgumentError, who="export", got="'tflite'"):
+        export(trained, "tflite")
+    assert tuple(FORMATS) == OF_COMMAND_LINE
 
 
 class TestTexts:
@@ -196,7 +314,7 @@ class TestTexts:
         library("sentence_transformers")
         from sentence_transformers import SentenceTransformer
 
-        from hardneg.training.export import text_encoder_of
+        from hardneg.training.trained import text_encoder_of
         from support.tiny_bert import texts, tiny_bert
 
         model = tiny_bert(tmp_path)
@@ -235,7 +353,7 @@ def test_model_folders_that_may_run_code_are_refused(
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(__version__=version))
     assert may_run_code("st:folder") == refused
     for options in (RECIPES["simcse"](encoder="hf:folder"), CLIPOptions(text_encoder="hf:folder")):
-        monkeypatch.setattr("hardneg.training.export.options_of", lambda run, options=options: options)
+        monkeypatch.setattr("hardneg.training.trained.options_in", lambda config, options=options: options)
         with raises(ArgumentError, who="load_encoder", what="no code", got="is built", fix="run_code=True"):
             hn.load_encoder(trained)
 

@@ -17,7 +17,6 @@ from hardneg.losses.contrastive import ContrastiveLoss
 from hardneg.reporting import write_report
 from hardneg.state.momentum import AveragedWeights
 from hardneg.training.evaluation import monitors
-from hardneg.training.export import load_encoder
 from hardneg.training.loop.optimisers import (
     LAMB,
     LARS,
@@ -33,6 +32,7 @@ from hardneg.training.loop.parts import accelerator_for
 from hardneg.training.loop.runs import Run
 from hardneg.training.loop.train import Loop
 from hardneg.training.options import RECIPES
+from hardneg.training.trained import load_encoder
 from support.errors import raises, warns
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, run, short
 

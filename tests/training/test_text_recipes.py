@@ -27,7 +27,7 @@ from hardneg.training.data.text_files import read_lines
 from hardneg.training.data.texts import halves
 from hardneg.training.data.tokens import Tokens, hashed_subwords, tokenizer_for, view_keys
 from hardneg.training.evaluation.benchmarks import Benchmark, read_benchmark, spearman_parts
-from hardneg.training.export import load_encoder, transfer
+from hardneg.training.evaluation.protocols import transfer
 from hardneg.training.loop.method import Batch, Method
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
@@ -37,6 +37,7 @@ from hardneg.training.recipes.pairs import PairsRecipe
 from hardneg.training.recipes.quick_thoughts import QuickThoughts
 from hardneg.training.recipes.simcse import SimCSE
 from hardneg.training.text_encoders import text_encoder
+from hardneg.training.trained import load_encoder
 from support.errors import raises
 from support.html_page import Page
 from support.texts import image_text_table, pair_table, sts_file, text_file, text_table, vector_file

@@ -17,13 +17,13 @@ from hardneg.core.schedules import linear
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Encoder
-from hardneg.training.export import load_encoder
 from hardneg.training.loop.checks import with_estimate
 from hardneg.training.loop.parts import splits
 from hardneg.training.loop.runs import Run
 from hardneg.training.loop.train import train
 from hardneg.training.options import SimCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.trained import load_encoder
 from support.errors import raises
 from support.training_runs import assert_same, everything, options_of, run, stop_after
 

@@ -155,8 +155,17 @@ def evaluate(options: EvaluateOptions, output: Output) -> None:
 def export(options: ExportOptions, output: Output) -> None:
     """Export the trained encoder of a run to another library's format, and print the code that loads it.
 
+    The preprocessing of images (mean, std, size, order of channels) is in the metadata of the file or in a JSON file
+    beside it. Programs of torch-export and onnx take images in [0, 1] and normalise them.
+
     Examples:
       hardneg export runs/simclr --format torchvision
+
+      hardneg export runs/simclr --format onnx
+
+      hardneg export runs/moco --format detectron2   (COCO, VOC)
+
+      hardneg export runs/simclr --format hub --out my-encoder
 
       hardneg export runs/simcse --format sentence-transformers --out models/mine
     """
@@ -166,7 +175,7 @@ def export(options: ExportOptions, output: Output) -> None:
 
     more = {"run_code": options.run_code, "normalise": options.normalise}
     path = write(options.run, options.format, options.out, options.weights, **more)
-    code = how_to_load(options.run, options.format, path)
+    code = how_to_load(options.run, options.format, path, normalise=options.normalise)
     output.result({"path": str(path), "code": code}, lambda: typer.echo(f"{printable(path)}\n{code}"))
 
 

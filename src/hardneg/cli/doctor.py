@@ -30,6 +30,7 @@ PURPOSES = {
     "text": "--model, texts in train, .parquet files",
     "lexical": "mine --bm25",
     "ann": "mine --search flat, ivf or hnsw",
+    "onnx": "export --format onnx",
     "ray": "mine --engine ray",
     "communities": 'train --batches "communities()"',
     "resume": "data loaders with state",

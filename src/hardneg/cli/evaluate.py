@@ -31,7 +31,7 @@ def evaluate_and_show(options: EvaluateOptions, output: Output) -> None:
     _check_combination(options, with_texts)
     with output.bars() as bars:
         if options.on:
-            from hardneg.training.export import transfer
+            from hardneg.training.evaluation.protocols import transfer
 
             advance = bars("evaluate", len(options.on))
             each = []
@@ -72,7 +72,7 @@ def _evaluate_texts(options: EvaluateOptions, bars: Bars) -> dict[str, Any]:
         Results under the keys "sts", "retrieval" and "classification".
     """
     from hardneg.training.evaluation.texts import text_encoder
-    from hardneg.training.export import text_encoder_of
+    from hardneg.training.trained import text_encoder_of
 
     is_run = (Path(options.path) / "config.json").exists()
     encoder: TextEncoder = (

@@ -14,7 +14,9 @@ from hardneg.core.options import argument, option, part
 from hardneg.training.options.base import RUN, TrainOptions, Weights
 
 # Choices of --format, and options of train that every comparison sets for all arms, given or not.
-FORMATS = ("torchvision", "timm", "sentence-transformers", "safetensors")
+FORMATS = (
+    "torchvision", "timm", "detectron2", "sentence-transformers", "safetensors", "torch-export", "onnx", "hub",
+)  # fmt: skip
 ALWAYS = ("data", "epochs", "batch_size")
 
 
@@ -105,7 +107,14 @@ class ExportOptions:
     """Options of ``hardneg export``: the run, the target format, and which weights to write."""
 
     run: str = argument("Run directory.")
-    format: str = option("safetensors", "Format to write.", None, "--format", among=FORMATS)
+    format: str = option(
+        "safetensors",
+        "Format to write: names of torchvision, timm or detectron2; a program from images to features (torch-export, "
+        "onnx); a folder with a model card (hub); or safetensors, which hn.load_encoder reads.",
+        None,
+        "--format",
+        among=FORMATS,
+    )
     out: str | None = option(None, "File or folder to write; by default inside the run directory.")
     weights: Weights = option(
         "last", "Weights to write: from the last epoch, or the best according to the monitor.", among=get_args(Weights)
@@ -115,7 +124,7 @@ class ExportOptions:
     )
     normalise: bool = option(
         True,
-        "Save the mean and std of the images with the weights; an error if they are unknown.",
+        "Save mean, std, size and channels of the images with the weights; an error if they are unknown.",
         None,
         "--normalise/--no-normalise",
     )

@@ -122,28 +122,69 @@ def published_weights(name: str) -> dict[str, Tensor]:
 
 
 def _torchvision(name: str, in_channels: int, size: int) -> Backbone:
+    backbone = torchvision_model(name)
+    place, last = last_linear(backbone)
+    backbone.set_submodule(place, nn.Identity())
+    if in_channels != 3:
+        place, first = first_convolution(backbone)
+        sizes = (first.kernel_size, first.stride, first.padding)
+        other: Any = partial(nn.Conv2d, in_channels, first.out_channels, *sizes)  # type: ignore[arg-type]
+        backbone.set_submodule(place, other(bias=first.bias is not None))
+    return backbone, last.in_features
+
+
+def torchvision_model(name: str) -> nn.Module:
+    """Build a model of torchvision with new weights; raise ``ArgumentError`` if it has none of this name."""
     library = _library("torchvision", name)
     try:
-        backbone = library.models.get_model(name, weights=None)
+        model: nn.Module = library.models.get_model(name, weights=None)
     except ValueError as error:
         raise ArgumentError(WHO, "a model of torchvision", f"torchvision:{name} ({error})") from None
-    feature_dim = _without_classifier(name, backbone)
-    if in_channels != 3:
-        _with_channels(backbone, in_channels)
-    return backbone, feature_dim
+    return model
+
+
+def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the last linear layer of a model of torchvision, its classifier, with its name."""
+    layers = [(place, layer) for place, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise ArgumentError(WHO, "a classifier that ends with a linear layer", type(model).__name__)
+    return layers[-1]
+
+
+def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d]:
+    """Return the first convolution of a model with its name."""
+    return next((place, layer) for place, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
 
 
 def _timm(name: str, in_channels: int, size: int) -> Backbone:
+    backbone, _ = timm_model(name, in_channels, size)
+    return backbone, int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+
+
+def timm_model(name: str, in_channels: int, size: int) -> tuple[Any, dict[str, Any]]:
+    """Build a model of timm without a classifier and with new weights.
+
+    Args:
+        name: Name of the model.
+        in_channels: Channels of the images.
+        size: Height and width of the images, used by models that are built for one size.
+
+    Returns:
+        The model, and the arguments of ``timm.create_model`` beside the name that differ from the defaults.
+
+    Raises:
+        ArgumentError: If timm has no such model.
+    """
     library = _library("timm", name)
     build = partial(library.create_model, name, pretrained=False, in_chans=in_channels, num_classes=0)
+    channels = {} if in_channels == 3 else {"in_chans": in_channels}
     try:
         try:
-            backbone = build(img_size=size)
+            return build(img_size=size), {**channels, "img_size": size}
         except TypeError:  # such as ResNets, which accept any size
-            backbone = build()
+            return build(), channels
     except RuntimeError as error:
         raise ArgumentError(WHO, "a model of timm", f"timm:{name} ({error})") from None
-    return backbone, int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 
 def _hf(path: str, in_channels: int, size: int) -> Backbone:
@@ -193,24 +234,6 @@ def _of_function(name: str, in_channels: int, size: int) -> Backbone:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ArgumentError(WHO, f"a module from {name} that returns features [b, d]", str(got))
     return backbone, found.shape[1]
-
-
-def _without_classifier(name: str, backbone: nn.Module) -> int:
-    """Replace the last linear layer, the classifier, with the identity; return the number of features before it."""
-    layers = [(place, layer) for place, layer in backbone.named_modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise ArgumentError(WHO, "a classifier that ends with a linear layer", f"torchvision:{name}")
-    place, last = layers[-1]
-    backbone.set_submodule(place, nn.Identity())
-    return last.in_features
-
-
-def _with_channels(backbone: nn.Module, in_channels: int) -> None:
-    """Replace the first convolution with one that has ``in_channels`` input channels."""
-    place, first = next((p, layer) for p, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d))
-    size, stride, padding = (first.kernel_size, first.stride, first.padding)
-    other: Any = partial(nn.Conv2d, in_channels, first.out_channels, size, stride, padding)  # type: ignore[arg-type]
-    backbone.set_submodule(place, other(bias=first.bias is not None))
 
 
 _sources: dict[str, Callable[[str, int, int], Backbone]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hf}

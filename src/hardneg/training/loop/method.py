@@ -92,6 +92,19 @@ class Method(nn.Module, ABC):
         """
         return self.encoder
 
+    @classmethod
+    def rebuilt(cls, kind: type[Items], record: dict[str, Any], options: Any) -> nn.Module:
+        """Build the encoder of a finished run with fresh weights, without reading its data.
+
+        By default it is the encoder of the data; methods that add modules to it, or train two, override this.
+
+        Args:
+            kind: Kind of the data.
+            record: Record of the training items.
+            options: Options of the run.
+        """
+        return kind.rebuilt(record, options)
+
     def chosen(self) -> dict[str, int]:
         """Return the values derived from the data for options that were not given, by name.
 

@@ -12,8 +12,12 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hardneg.core.errors import ArgumentError
+from hardneg.training.data.items import Items
 from hardneg.training.loop.boards import check_boards
+from hardneg.training.loop.method import Method
 from hardneg.training.loop.train import train
 from hardneg.training.options import RECIPES, TrainOptions
 
@@ -59,6 +63,23 @@ def run_recipe(recipe: str, options: TrainOptions, out: str | Path, **how: Any) 
         got, fix = type(options).__name__, f"use RECIPES[{recipe!r}] of hardneg.training.options"
         raise ArgumentError("train", f"{RECIPES[recipe].__name__} for {recipe}", got, fix)
     check_boards()
+    return train(recipe, _method(recipe), options, out, **how)
+
+
+def encoder_of_recipe(recipe: str, kind: type[Items], record: dict[str, Any], options: TrainOptions) -> nn.Module:
+    """Build the encoder of a finished run, with fresh weights; that of an unknown recipe is the one of its data.
+
+    Args:
+        recipe: Name of the recipe.
+        kind: Kind of the data.
+        record: Record of the training items.
+        options: Options of the run.
+    """
+    method = _method(recipe) if recipe in METHODS else Method
+    return getattr(method, "rebuilt", Method.rebuilt)(kind, record, options)
+
+
+def _method(recipe: str) -> Any:
+    """Import the constructor of a recipe's method: a class, or a function of several versions."""
     module, _, name = METHODS[recipe].partition(".")
-    build = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return train(recipe, build, options, out, **how)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

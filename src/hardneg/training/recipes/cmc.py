@@ -9,6 +9,7 @@ The features are those of both encoders, each of unit norm, so that neither domi
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,11 @@ class CMCRecipe(Instance):
         if isinstance(data.augment, Augmentation):
             encoder.learn_scale(data.augment, data.images[:1])
         return encoder
+
+    @classmethod
+    def rebuilt(cls, kind: type[Items], record: dict[str, Any], options: CMCOptions) -> nn.Module:
+        """Build the encoders of a finished run with fresh weights."""
+        return Aspects.built(record["shape"], options)
 
 
 class Aspects(nn.Module):

@@ -8,6 +8,8 @@ The authors' code has the opposite sign. Graphs are not augmented unless ``--aug
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -30,6 +32,11 @@ class InfoGraph(Method):
         super().__init__()
         self.encoder = LocalAndGlobal(data.encoder(options), options.dim, options.seed)
         self.loss = loss_for(options, views="pool")
+
+    @classmethod
+    def rebuilt(cls, kind: type[Items], record: dict[str, Any], options: InfoGraphOptions) -> nn.Module:
+        """Build the encoder of a finished run with fresh weights."""
+        return LocalAndGlobal(kind.rebuilt(record, options), options.dim, options.seed)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """Compute the loss of all nodes of this rank against the graphs of all ranks."""

@@ -8,9 +8,10 @@ loss of all gathered rows, since neighbours may be on different ranks.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis, diagnose
 from hardneg.core.distributed import gather
@@ -47,12 +48,16 @@ class QuickThoughts(Method):
         self.register_buffer("places", places.clone(), persistent=False)
         self.two = options.encoders == "two"
         first = data.encoder(options)
-        # Another seed, so that the encoders start with different weights.
-        other = replace(options, seed=(options.seed + 2**30) % 2**31)
-        self.encoder = TwoTowers(first, data.encoder(other)) if self.two else first
+        self.encoder = TwoTowers(first, data.encoder(_of_second(options))) if self.two else first
         self.context_size = options.context_size
         self.loss = loss_for(options, positives_in_denominator="all")
         self.negatives = self.loss.negatives
+
+    @classmethod
+    def rebuilt(cls, kind: type[Items], record: dict[str, Any], options: QuickThoughtsOptions) -> nn.Module:
+        """Build the encoder or both encoders of a finished run with fresh weights."""
+        first = kind.rebuilt(record, options)
+        return TwoTowers(first, kind.rebuilt(record, _of_second(options))) if options.encoders == "two" else first
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """Encode both sides of the batch and compute the loss of all gathered sentences."""
@@ -86,3 +91,8 @@ class QuickThoughts(Method):
         """Evaluate the schedules of the loss and of its negatives before a step."""
         super().set_progress(step, total)
         self.negatives = self.loss.negatives.at(step, total)
+
+
+def _of_second(options: QuickThoughtsOptions) -> QuickThoughtsOptions:
+    """Return the options of the second encoder: another seed, so that the two start with different weights."""
+    return replace(options, seed=(options.seed + 2**30) % 2**31)
