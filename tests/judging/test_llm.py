@@ -52,7 +52,7 @@ def test_grades_in_order_in_spite_of_every_failure(server: Server, tmp_path: Pat
     assert list(judge(PAIRS)) == GRADES
     assert set(server.asked) == set(server.paid)
     stored = AnswerLog(tmp_path / "llm.jsonl").read()
-    assert len(stored) == len(PAIRS)
+    assert len(stored) == len(PAIRS) + 2, "two replies had no grade"
     assert sum(record["tokens"][1] for record in stored) >= 6 * len(PAIRS)
     asked = len(server.asked)
     assert list(judge_of(server, tmp_path)(PAIRS)) == GRADES
@@ -68,6 +68,21 @@ def test_an_answer_without_a_grade_is_unknown_after_three_attempts(server: Serve
     server.never = (PAIRS[0][1],)
     assert list(judge_of(server, tmp_path)(PAIRS[:3])) == [None, 1.0, 1.0]
     assert Counter(server.asked)[judges.PROMPT.replace("{query}", PAIRS[0][0]).replace("{document}", PAIRS[0][1])] == 3
+
+
+def test_replies_without_a_grade_are_not_paid_for_twice(server: Server, tmp_path: Path) -> None:
+    """A conversation that a kill cuts off goes on where it was."""
+    server.never = (PAIRS[0][1],)
+    assert list(judge_of(server, tmp_path)(PAIRS[:1])) == [None]
+    log = tmp_path / "llm.jsonl"
+    replies = log.read_bytes().splitlines(keepends=True)
+    for cut in (1, 2):
+        log.write_bytes(b"".join(replies[:cut]))
+        asked = len(server.asked)
+        judge = judge_of(server, tmp_path)
+        assert list(judge(PAIRS[:1])) == [None]
+        assert len(server.asked) - asked == 3 - cut
+        assert judge.used == [sum(record["tokens"][side] for record in AnswerLog(log).read()) for side in (0, 1)]
 
 
 def test_an_api_that_keeps_failing_raises_and_loses_nothing(server: Server, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_sheet_answered_in_a_browser(tmp_path: Path) -> None:
         shown = "document.getElementById('document').textContent"
         assert browser.value(shown) == "four\nlines"
         browser.reload()
-        assert browser.value("document.getElementById('by').value") == "Ada 1"
+        browser.wait(lambda: browser.value("document.getElementById('by').value") == "Ada 1")
         assert browser.value("document.getElementById('state').textContent") == "Pair 1 of 3; 2 answered."
         assert "<script>alert(1)</script>" in browser.value(shown)
         browser.press("u")

@@ -12,7 +12,7 @@ from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import CONFIG, CONTEXT, build, flags_of, parameters_of, with_config_file, with_parameters
 from hardneg.cli.output import Output
 from hardneg.core.text import counted
-from hardneg.judging.options import FILE, PANELS, JudgeOptions
+from hardneg.judging.options import PANELS, JudgeOptions
 
 if TYPE_CHECKING:
     from hardneg.judging.job import Outcome
@@ -65,7 +65,7 @@ def judge(ctx: typer.Context, config: Path | None, output: Output, **values: Any
         options = build(JudgeOptions, with_config_file(ctx, "judge", config, values, JudgeOptions), "judge")
         outcome = _run(options, output)
         figures = {**outcome.result.to_dict(), "out": str(outcome.folder), "waiting": outcome.waiting}
-        output.result(figures, lambda: _show(outcome, options))
+        output.result(figures, lambda: _show(outcome))
 
 
 def _run(options: JudgeOptions, output: Output) -> Outcome:
@@ -80,8 +80,9 @@ def _run(options: JudgeOptions, output: Output) -> Outcome:
         return run(options, bars, report)
 
 
-def _show(outcome: Outcome, options: JudgeOptions) -> None:
+def _show(outcome: Outcome) -> None:
     """Print the rates, the main sentences, and what to do next."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
@@ -89,9 +90,11 @@ def _show(outcome: Outcome, options: JudgeOptions) -> None:
     from hardneg.judging.result import percent
 
     console, result = Terminal(), outcome.result
-    table = Table(title=f"false-negative rates, {counted(result.spent, 'judgement')}", title_justify="left")
-    for name in ("rule", "similarity", "judged", "rate", "bounds", "certified"):
-        table.add_column(name, justify="left" if name == "rule" else "right")
+    title = f"false-negative rates, {counted(result.spent, 'judgement')}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("rule", overflow="fold")
+    for name in ("similarity", "judged", "rate", "bounds", "certified"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rule, (rate, low, high) in result.rates.items():
         state = result.states[rule]
         bounds = "exact" if state.exact else f"{percent(low)} to {percent(high)}"
@@ -105,12 +108,11 @@ def _show(outcome: Outcome, options: JudgeOptions) -> None:
     if len(outcome.people) > 1 and not math.isnan(outcome.kappa):
         console.print(Text(f"Agreement of {len(outcome.people)} people: Fleiss' kappa {outcome.kappa:.2f}."))
     if outcome.waiting:
-        kind = "wait for an answer" if options.judge == FILE else "were flagged and wait for a person"
-        sheet = outcome.folder / "sheet.html"
+        pairs, sheet = counted(outcome.waiting, "pair"), outcome.folder / "sheet.html"
         console.print(
             Text(
-                f"{counted(outcome.waiting, 'pair')} {kind}: open {sheet} (or fill in sheet.csv), then run the same "
-                "command again with --answers FILE."
+                f"{pairs} {'waits' if outcome.waiting == 1 else 'wait'} for the answer of a person: open {sheet} (or "
+                "fill in sheet.csv), then run the same command again with --answers FILE."
             )
         )
     console.print(Text(f"{outcome.folder / 'judgements.tsv'} and {outcome.folder / 'judge.html'}"))

@@ -51,12 +51,13 @@ def suffix_of(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
-def read_table(path: str | Path, who: str = "mine") -> Table:
+def read_table(path: str | Path, who: str = "mine", *, may_be_empty: bool = False) -> Table:
     """Read the columns of a table in any format.
 
     Args:
         path: A file, or a folder with a saved data set, shards of a table, or images.
         who: Caller, for errors.
+        may_be_empty: Whether a table without rows is accepted.
 
     Returns:
         Columns by name. A folder of images gives ``id``, ``image`` (paths) and ``label`` (subfolders).
@@ -80,7 +81,7 @@ def read_table(path: str | Path, who: str = "mine") -> Table:
         table = readers[suffix](path, who)
     else:
         raise ArgumentError(who, f"a table ({', '.join(table_suffixes)}) or a folder", str(path))
-    if not table or not len(next(iter(table.values()))):
+    if not may_be_empty and (not table or not len(next(iter(table.values())))):
         raise ArgumentError(who, "a table with at least one row", f"none in {path}")
     return table
 

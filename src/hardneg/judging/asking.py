@@ -105,9 +105,21 @@ class Asking:
         """Number of the question about a pair of rows; pairs of the same texts are one question."""
         return {pair: question for question, pair in enumerate(self.pairs(np.arange(len(self.design.value))))}
 
-    def next(self, budget: int) -> list[RowPair]:
-        """Return the pairs to judge next."""
-        return self.pairs(self.design.ask(budget, self.spent))
+    def next(self, budget: int, begun: Sequence[RowPair] = ()) -> list[RowPair]:
+        """Return the pairs to judge next.
+
+        Args:
+            budget: Number of answers that may be used in all.
+            begun: The last batch of an earlier run. Its open pairs come first: the next batch depends on all answers to
+                this one, so a run that was killed then asks the same pairs as one that was not.
+        """
+        return self.pairs(self._next(budget, begun))
+
+    def _next(self, budget: int, begun: Sequence[RowPair]) -> PairIndices:
+        """Return the questions of ``next``."""
+        numbers = np.array([self.number_of[pair] for pair in begun if pair in self.number_of], dtype=np.int64)
+        waiting = numbers[self.design.value[numbers] == NOT_ASKED][: max(budget - self.spent, 0)]
+        return waiting if len(waiting) else self.design.ask(budget, self.spent)
 
     def ask(
         self,
@@ -122,21 +134,17 @@ class Asking:
             judge: The judge.
             budget: Number of answers that may be used in all.
             progress: Called with the number of new answers.
-            begun: The last batch of an earlier run. Its open pairs come first: the next batch depends on all answers to
-                this one, so a run that was killed then asks the same pairs as one that was not.
+            begun: The last batch of an earlier run, which is finished first.
 
         Raises:
             ArgumentError: If the judge returns another number of answers, or other values.
         """
-        numbers = np.array([self.number_of[pair] for pair in begun if pair in self.number_of], dtype=np.int64)
-        questions = numbers[self.design.value[numbers] == NOT_ASKED][: max(budget - self.spent, 0)]
-        while len(questions) or len(questions := self.design.ask(budget, self.spent)):
+        while len(questions := self._next(budget, begun)):
             pairs = self.pairs(questions)
             for question, pair, grade in zip(questions.tolist(), pairs, answers_of(judge, pairs), strict=True):
                 self.keep(pair, grade)
                 self.put(question, grade)
                 progress(1)
-            questions = questions[:0]
 
     def put_checked(self, question: int, grade: Grade, by_person: Grade, above_of_people: float) -> None:
         """Store the answers of a judge that errs and of a person to the same pair, whatever the judge says.

@@ -156,7 +156,8 @@ def check_state(folder: Path, wanted: dict[str, Any], *, begun: bool) -> None:
     path, wanted = folder / "state.json", json.loads(json.dumps(wanted, default=str))
     known = read_json(path, _fix, who="judge") if path.exists() else None
     if known is None or (known != wanted and not begun):
-        (folder / "populations.npz").unlink(missing_ok=True)
+        for name in ("populations.npz", "answers.jsonl")[: 1 if begun else 2]:
+            (folder / name).unlink(missing_ok=True)
         write_json(path, wanted, run_again)
         return
     for name in {**known, **wanted}:

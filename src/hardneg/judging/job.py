@@ -64,6 +64,9 @@ _files = (
 
 Say = Callable[[str], None]
 
+_to_answer = 20
+"""Pairs that people answer first, to find the threshold of a CrossEncoder; known positives are its other side."""
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -153,19 +156,23 @@ class Round:
         self._check_state(name)
         self._take_answers()
         votes = votes_of(self._of_kind("person"), self._above_of_people())
-        if judge is not None:
-            self._calibrate(judge, votes)
         promise = self.options.false_negatives, self.options.confidence
         design = Design(self.populations, *promise, self.mining.seed, *self._keys(), self._identities())
-        asking = Asking(design, self._above())
+        asking = Asking(design, 0.0)
         pending: list[RowPair] = []
+        if judge is not None and (to_calibrate := self._to_calibrate(asking, votes)):
+            judge, pending = None, to_calibrate
+        elif judge is not None:
+            self._calibrate(judge, votes)
+        asking.above = self._above()
         if judge is not None and self.options.num_mined:
             design.sensitivity, pending = self._checked(asking, judge, name, votes)
         elif judge is not None and self.options.confirm:
             design.sensitivity = self._sensitivity(judge, name)
         self._put_known(asking, votes)
         if judge is None:
-            pending = asking.next(self.options.budget)
+            pending = pending or asking.next(self.options.budget, self._begun())
+            self._store_batch(pending)
         elif pending:  # the sensitivity is needed first, to know what else to ask
             self._put_unconfirmed(asking, votes)
         else:
@@ -272,7 +279,8 @@ class Round:
             self._llm = LLMJudge(self.options.asking, prompt, AnswerLog(self.folder / "llm.jsonl"))
             return self._llm, f"llm:{self.options.asking.llm} {digest_of_text(prompt)}"
         if kind.startswith(MODEL):
-            score = pair_scorer(kind.removeprefix(MODEL), self.mining.batch_size, self.mining.device)
+            model = kind.removeprefix(MODEL)
+            score = pair_scorer(model, self.mining.batch_size, self.mining.device, f"--judge {MODEL}")
             return lambda pairs: [float(one) for one in np.asarray(score(pairs)).reshape(-1)], kind
         return function_judge(kind)
 
@@ -297,7 +305,8 @@ class Round:
                 ),
             },
         }
-        check_state(self.folder, wanted, begun=bool(self.records))
+        check_state(self.folder, wanted, begun=any(record["kind"] != "batch" for record in self.records))
+        self.records = self.log.read()
 
     def _take_answers(self) -> None:
         """Store new answers of people: from sheet.csv, the folder ``answers`` and --answers."""
@@ -340,7 +349,6 @@ class Round:
         if self.options.judge == FILE:
             for ids in votes.of:
                 self._put_votes(asking, ids, votes)
-            return
         for record in self._of_kind("judge"):
             question, ids = asking.number_of.get(self._row(record)), (record["query"], record["document"])
             if question in self.sample and ids in votes.of:
@@ -382,11 +390,9 @@ class Round:
             for grade in self._answers("judge", judge, name, pairs):
                 yield asking.above if self._is_flagged(self.records[-1], asking.above) else grade
 
-        batches = self._of_kind("batch")
-        begun = [self._row({"query": one[0], "document": one[1]}) for one in batches[-1]["pairs"]] if batches else []
         done = self.progress("judging", self.options.budget - asking.spent)
         try:
-            asking.ask(of_pairs, self.options.budget, done, begun)
+            asking.ask(of_pairs, self.options.budget, done, self._begun())
         except OverCap as error:  # what is known is still written
             self.say(str(error))
         return self._put_unconfirmed(asking, votes)
@@ -399,9 +405,21 @@ class Round:
         answers = answers_of(judge, [self._texts(pair) for pair in pairs])
         for number, (pair, grade) in enumerate(zip(pairs, answers, strict=True)):
             if kind == "judge" and not number:
-                self.log.append({"kind": "batch", "pairs": [self._ids(one) for one in pairs]})
+                self._store_batch(pairs)
             self._keep(kind, self._ids(pair), grade, name)
             yield grade
+
+    def _begun(self) -> list[RowPair]:
+        """Return the last batch of questions, which may have been answered in part."""
+        batches = self._of_kind("batch")
+        return [self._row({"query": one[0], "document": one[1]}) for one in batches[-1]["pairs"]] if batches else []
+
+    def _store_batch(self, pairs: list[RowPair]) -> None:
+        """Store a batch of questions, unless it is the rest of the last one."""
+        if not set(pairs) <= set(self._begun()):
+            record = {"kind": "batch", "pairs": [self._ids(one) for one in pairs]}
+            self.log.append(record)
+            self.records.append(record)
 
     def _put_unconfirmed(self, asking: Asking, votes: Votes) -> list[RowPair]:
         """Return the pairs whose flags a person has yet to confirm, which are unknown until then."""
@@ -436,20 +454,42 @@ class Round:
         )
         judge.check_cap(estimate)
 
+    def _known_answers(self, votes: Votes) -> list[tuple[RowPair, bool]]:
+        """Return the pairs that people have answered, and whether the document is relevant."""
+        pairs = [(self._row({"query": ids[0], "document": ids[1]}), votes.grade(ids)) for ids in votes.of]
+        return [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
+
+    def _to_calibrate(self, asking: Asking, votes: Votes) -> list[RowPair]:
+        """Return pairs that people must answer before a CrossEncoder has a threshold; none once it can be found.
+
+        They are the last ones of the hardest rule. Answers to its first ones decide about it, and would look better
+        than others if the threshold were fitted to them.
+        """
+        if self.options.threshold is not None or self._of_kind("threshold"):
+            return []
+        answers = self._known_answers(votes)
+        if not all(relevant for _, relevant in answers) and (self._positives(1) or any(one for _, one in answers)):
+            return []
+        answered = {pair for pair, _ in answers}
+        candidates = asking.pairs(asking.design.orders[-1][::-1])
+        return [pair for pair in dict.fromkeys(candidates) if pair not in answered][:_to_answer]
+
     def _calibrate(self, judge: OfTexts, votes: Votes) -> None:
         """Find the threshold of a CrossEncoder from answers of people and some known positives, once."""
         if self.options.threshold is not None or self._of_kind("threshold"):
             return
-        pairs = [
-            (self._row({"query": query, "document": document}), votes.grade((query, document)))
-            for query, document in votes.of
-        ]
-        known = [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
-        known += [(pair, True) for pair in self._positives(1)]
-        scores = [float(one) for one in judge([self._texts(pair) for pair, _ in known])]
-        above = calibrated(scores, [relevant for _, relevant in known])
+        known = self._known_answers(votes) + [(pair, True) for pair in self._positives(1)]
+        scores = np.array([float(one) for one in judge([self._texts(pair) for pair, _ in known])])
+        relevant = np.array([one for _, one in known])
+        above = calibrated(scores.tolist(), relevant.tolist())
         self._keep("threshold", ("", ""), above, self.options.judge)
-        self.say(f"Scores above {above:.4g} count as false negatives, from {len(known)} pairs with known answers.")
+        shares = float((scores[relevant] > above).mean()), float((scores[~relevant] <= above).mean())
+        poor = " That is hardly better than chance: use another model, or --confirm." if sum(shares) < 1.2 else ""
+        self.say(
+            f"Scores above {above:.4g} count as false negatives. Among pairs with known answers this finds "
+            f"{shares[0]:.0%} of {relevant.sum()} relevant ones and rejects {shares[1]:.0%} of {(~relevant).sum()} "
+            f"irrelevant ones.{poor}"
+        )
 
     def _positives(self, part: int = 0) -> list[RowPair]:
         """Return some known positives.
@@ -495,7 +535,7 @@ class Round:
 
     def _write(self, result: Judged, pending: list[RowPair], votes: Votes) -> None:
         """Write the judgements, the figures, the page, and the sheet of what is open."""
-        judgements = self._judgements(result)
+        judgements = self._judgements(result, votes)
         write_atomically(self.folder / "judgements.tsv", lambda file: file.write(judgements.encode()), run_again)
         write_json(
             self.folder / "judge.json",
@@ -505,7 +545,7 @@ class Round:
         examples = examples_of(result, self.populations, self._texts)
         write_page(self.folder / "judge.html", judge_page(result, examples), "judge", overwrite=True)
         rows = [SheetRow(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
-        if self.options.judge == FILE or self.options.confirm:
+        if rows or self.options.judge == FILE or self.options.confirm:
             write_sheet(self.folder, rows, "Pairs to judge")
 
     def _facts(self) -> dict[str, Any]:
@@ -518,8 +558,12 @@ class Round:
         own = self.problem.positives[pair[0]]
         return self._texts((pair[0], own[0]))[1] if own else ""
 
-    def _judgements(self, result: Judged) -> str:
-        """Return known positives and judged pairs as a table that mine, audit and training read."""
+    def _judgements(self, result: Judged, votes: Votes) -> str:
+        """Return known positives and judged pairs as a table that mine, audit and training read.
+
+        Where people have answered too, they are right. The rates count only the judge: answers that are better at the
+        beginning of an order than at its end would break the bounds.
+        """
         text = io.StringIO()
         writer = csv.writer(text, delimiter="\t", lineterminator="\n")
         writer.writerow(["query-id", "corpus-id", "score", "grade", "probability", "source"])
@@ -530,9 +574,11 @@ class Round:
             writer.writerow([*self._ids(pair), 0, "", "", "known"])
         for one in result.pairs:
             if one.false_negative is not None and (one.query, one.document) not in self._earlier:
+                by_people = votes.grade(self._ids((one.query, one.document)))
+                found = one.false_negative if by_people is None else by_people > votes.above
+                grade = "" if one.grade is None else f"{one.grade:g}"
                 for pair in self._same_texts((one.query, one.document)):
-                    score, grade = int(one.false_negative), "" if one.grade is None else f"{one.grade:g}"
-                    writer.writerow([*self._ids(pair), score, grade, f"{one.probability:.6g}", "judged"])
+                    writer.writerow([*self._ids(pair), int(found), grade, f"{one.probability:.6g}", "judged"])
         return text.getvalue()
 
     def _same_texts(self, pair: RowPair) -> list[RowPair]:

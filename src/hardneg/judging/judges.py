@@ -93,6 +93,7 @@ Reply with JSON only, such as {"grade": 0}."""
 
 _letters_per_token, _tokens_of_answer = 4, 16
 _asks, _first_pause, _longest_pause = 3, 0.5, 60.0
+_reminder = 'Reply with one grade from 0 to 3, as {"grade": 0}, and nothing else.'
 _passing = (408, 409, 425, 429)  # and 5xx: worth another attempt
 _json = re.compile(r'"?grade"?\s*[:=]\s*"?([0-3])(?![\d.])', re.IGNORECASE)
 _single = re.compile(r"[^\d]*([0-3])[^\d]*")
@@ -167,6 +168,7 @@ class LLMJudge:
     prompt: str
     log: AnswerLog
     used: list[int] = field(default_factory=lambda: [0, 0])
+    _replies: dict[str, list[str]] = field(default_factory=dict)
     _known: dict[str, int | None] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _stop: Event = field(default_factory=Event)
@@ -179,8 +181,7 @@ class LLMJudge:
         if not (key.isascii() and key.isprintable()):  # later errors would print it
             raise ArgumentError("judge", f"a key of one line in {self.options.key_variable}", "other characters")
         for record in self.log.read():
-            self._known[record["content"]] = record["grade"]
-            self._count(record["tokens"])
+            self._take(record)
 
     @property
     def cost(self) -> float:
@@ -244,13 +245,7 @@ class LLMJudge:
             while earlier is not None and not earlier.wait(0.1) and not self._stop.is_set():
                 pass
             content = hashlib.sha256(json.dumps([self.options.llm, text]).encode()).hexdigest()
-            with self._lock:
-                if content in self._known:
-                    return self._known[content]
-            grade = self._ask(text, content)
-            with self._lock:
-                self._known[content] = grade
-            return grade
+            return self._ask(text, content)
         except BaseException as error:  # no further request is sent, and all that wait raise this error
             self._failure = self._failure or error
             self._stop.set()
@@ -259,23 +254,27 @@ class LLMJudge:
             done.set()
 
     def _ask(self, text: str, content: str) -> int | None:
-        """Ask until there is a grade, at most three times, and store the last answer."""
-        tokens, answer, grade = [0, 0], "", None
-        messages = [{"role": "user", "content": text}]
-        for _ in range(_asks):
-            answer, more = self._request(messages)
-            tokens = [before + new for before, new in zip(tokens, more, strict=True)]
-            if (grade := grade_in(answer)) is not None:
-                break
-            reminder = 'Reply with one grade from 0 to 3, as {"grade": 0}, and nothing else.'
-            messages = [
-                *messages[:1],
-                {"role": "assistant", "content": answer[:500]},
-                {"role": "user", "content": reminder},
-            ]
-        self.log.append({"content": content, "grade": grade, "answer": answer[:500], "tokens": tokens})
-        self._count(tokens)
-        return grade
+        """Ask until there is a grade, at most three times; every reply is stored before the next request."""
+        question = {"role": "user", "content": text}
+        while content not in self._known:
+            messages = [question]
+            if replies := self._replies.get(content):
+                messages += [{"role": "assistant", "content": replies[-1]}, {"role": "user", "content": _reminder}]
+            answer, tokens = self._request(messages)
+            record = {"content": content, "grade": grade_in(answer), "answer": answer[:500], "tokens": tokens}
+            self.log.append(record)
+            self._take(record)
+        return self._known[content]
+
+    def _take(self, record: dict[str, Any]) -> None:
+        """Take in a stored reply; a pair is known after a grade, or after the last attempt."""
+        with self._lock:
+            self.used[0] += record["tokens"][0]
+            self.used[1] += record["tokens"][1]
+            replies = self._replies.setdefault(record["content"], [])
+            replies.append(record["answer"])
+            if record["grade"] is not None or len(replies) == _asks:
+                self._known[record["content"]] = record["grade"]
 
     def _request(self, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
         """Send one request, with pauses and further attempts while the API fails in passing."""
@@ -338,11 +337,6 @@ class LLMJudge:
         query, document = pair
         filled = re.split(r"(\{query\}|\{document\})", self.prompt)
         return "".join({"{query}": query, "{document}": document}.get(piece, piece) for piece in filled)
-
-    def _count(self, tokens: Sequence[int]) -> None:
-        with self._lock:
-            self.used[0] += tokens[0]
-            self.used[1] += tokens[1]
 
     def _cost(self, tokens_in: int, tokens_out: int) -> float:
         return (tokens_in * self.options.price_in + tokens_out * self.options.price_out) / 1e6

@@ -102,7 +102,7 @@ class JudgeOptions:
         check_seed("judge", self.mining.seed)
         check_range("judge", "false_negatives", self.false_negatives, 0.0, 1.0, open_high=True)
         check_range("judge", "confidence", self.confidence, 0.5, 1.0, open_high=True)
-        if ":" not in self.judge:
+        if ":" not in self.judge.strip(":"):
             check_among("judge", "judge", self.judge, (FILE, "llm", "file.py:function", f"{MODEL}NAME"))
         if self.judge == "llm" and not (self.asking.url and self.asking.llm):
             raise argument_error("judge", "--url and --llm, the address and the model to ask", "judge", "llm")

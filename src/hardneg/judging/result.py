@@ -115,6 +115,8 @@ class Judged:
         state, name = self.states[rule], self.names[rule]
         if state.exact:
             return []
+        if state.needed is None and state.unknown and not state.estimate > self.level:
+            return [f"{name} may be certified once its {state.unknown:,} pairs without a usable answer have one."]
         if state.needed is None:
             rate = percent(state.estimate)
             return [

@@ -153,7 +153,9 @@ def read_answers(path: str | Path, votes: Votes) -> int:
     Raises:
         ArgumentError: If a column is missing or a grade cannot be read.
     """
-    table = read_table(path, "judge")
+    table = read_table(path, "judge", may_be_empty=True)
+    if not any(map(len, table.values())):
+        return 0
     names = {name: _column(table, name, path) for name in ("query-id", "corpus-id", "grade")}
     people = table.get("by") or [None] * len(table[names["grade"]])
     rows = zip(*(table[names[name]] for name in names), people, strict=True)

@@ -157,8 +157,11 @@ def _file_of(module: str) -> Path | None:
             return None
     if not file or not file.endswith(".py") or not os.path.isfile(file):
         return None
-    real = os.path.realpath(file)
-    return None if any(real.startswith(folder + os.sep) for folder in _installed) else Path(real)
+    path = Path(os.path.realpath(file))
+    # A .pth file may add the packages of another environment.
+    if {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, _installed)):
+        return None
+    return path
 
 
 def _imports(module: str, source: _Source) -> Iterator[str]:

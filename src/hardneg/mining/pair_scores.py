@@ -22,17 +22,18 @@ OfPairs = Callable[[list[tuple[str, str]]], Any]
 """Function from a list of (query, document) texts to one score each."""
 
 
-def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None) -> OfPairs:
+def pair_scorer(model: Any, batch_size: int = 32, device: str | None = None, flag: str = "--cross-encoder") -> OfPairs:
     """Return a function of pairs from a CrossEncoder, its path or name, or such a function.
 
     Args:
         model: CrossEncoder, path, name or function.
         batch_size: Number of pairs scored at a time.
         device: Device of a model that is loaded here.
+        flag: Name of the option in errors.
     """
     if isinstance(model, str):
-        cross_encoder = optional("sentence_transformers", "--cross-encoder", extra="text").CrossEncoder
-        with loading_model("--cross-encoder", model):
+        cross_encoder = optional("sentence_transformers", flag, extra="text").CrossEncoder
+        with loading_model(flag, model):
             model = cross_encoder(model, device=device)
     predict = getattr(model, "predict", None)
     if predict is None:
