@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("core/objectives/sigmoid.py", "return softplus(-positive - self.bias)", "return softplus(-positive + self.bias)", CORE),
     Mutant("core/objectives/rince.py", "- (self.q * positive).exp()) / self.q", "- (self.q * positive).exp())", CORE + " tests/papers"),
     Mutant("core/objectives/surrogate.py", "return row.repulsion - positive", "return row.repulsion + positive", CORE),
-    Mutant("core/objectives/isogclr.py", "row.log_mean - positive + self.rho", "row.log_mean - positive", CORE + " tests/papers"),
+    Mutant("core/objectives/surrogate.py", "row.log_mean - positive + self.rho", "row.log_mean - positive", CORE + " tests/papers"),
     Mutant("core/distributed.py", "keys.ids + begin, keys.ids", "keys.ids, keys.ids", LOSSES + " tests/core/test_distributed.py"),
     Mutant("core/diagnose.py", "_flat(scores.temperature) / (1.0 + slope)", "_flat(scores.temperature)", CORE),
     Mutant("core/tensors.py", "torch.div(across, norm,", "torch.div(grad, norm,", "tests/core/test_tensors.py"),

@@ -21,10 +21,9 @@ from hardneg.training.encoders import Encoder, build_encoder
 from hardneg.training.loop.method import Batch
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
-from hardneg.training.recipes.emc2 import EMC2Method
 from hardneg.training.recipes.moco import MoCoV2, MoCoV3
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.recipes.sogclr import SogCLRMethod
+from hardneg.training.recipes.sogclr import EMC2Method, SogCLRMethod
 from hardneg.training.recipes.supervised import Supervised
 from support.steps import assert_step, unit
 from support.training_runs import few_digits, run, short

@@ -400,7 +400,7 @@ class Round:
     def _answers(self, kind: str, judge: OfTexts, name: str, pairs: list[RowPair]) -> Iterator[Grade]:
         """Yield the judge's answers, each stored on the disk before.
 
-        With the first answer the whole batch is stored, so that a killed run continues with the rest of it.
+        With the first answer the whole batch is stored, so that a killed run continues with the rest.
         """
         answers = answers_of(judge, [self._texts(pair) for pair in pairs])
         for number, (pair, grade) in enumerate(zip(pairs, answers, strict=True)):

@@ -3,7 +3,7 @@
 Read ``base`` first: the class ``Negatives`` that all distributions derive from, and their product ``a * b``. Each other
 file holds one idea:
 
-- ``tilt``, ``gaussian``, ``hardening``: weights as a function of the score.
+- ``tilt`` (with the Gaussian), ``hardening``: weights as a function of the score.
 - ``bands``, ``windows``: candidates within a range of similarities or of ranks.
 - ``tags``, ``known``: masks by label, cluster or source, and by judged pair.
 - ``closed``: what the fused kernels need to know of a distribution. ``grammar``: distributions as text.
@@ -23,7 +23,6 @@ from hardneg.negatives.base import Product as Product
 from hardneg.negatives.base import Uniform as Uniform
 from hardneg.negatives.base import keep as keep
 from hardneg.negatives.base import registered_negatives as registered_negatives
-from hardneg.negatives.gaussian import Gaussian as Gaussian
 from hardneg.negatives.grammar import parse as parse
 from hardneg.negatives.grammar import to_text as to_text
 from hardneg.negatives.hardening import Hardening as Hardening
@@ -36,6 +35,7 @@ from hardneg.negatives.tags import OtherCluster as OtherCluster
 from hardneg.negatives.tags import OtherLabel as OtherLabel
 from hardneg.negatives.tags import SameCluster as SameCluster
 from hardneg.negatives.tilt import ClippedTilt as ClippedTilt
+from hardneg.negatives.tilt import Gaussian as Gaussian
 from hardneg.negatives.tilt import Tilt as Tilt
 from hardneg.negatives.windows import Rank as Rank
 from hardneg.negatives.windows import Ring as Ring

@@ -30,7 +30,7 @@ NESTED = ("state_dict", "model", "model_state_dict", "method")
 COUNTER = "num_batches_tracked"
 """Buffer of batch normalisation that old files lack."""
 
-State = Mapping[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 
 
 def initialised(encoder: nn.Module, options: TrainOptions) -> nn.Module:
@@ -74,7 +74,7 @@ def check_source(source: str) -> None:
         raise NoFile("train", "--init with a run directory or a file of weights", Path(source))
 
 
-def _read(source: str) -> State:
+def _read(source: str) -> NamedTensors:
     """Read all tensors of a run, a file or a library, by name."""
     check_source(source)
     path = Path(source)
@@ -83,7 +83,7 @@ def _read(source: str) -> State:
     if path.is_dir():
         return state_of_run(Checkpoints(path), "last")
     if path.suffix == ".safetensors":
-        loaded: State = optional("safetensors.torch", "--init", extra="text").load_file(path)
+        loaded: NamedTensors = optional("safetensors.torch", "--init", extra="text").load_file(path)
         return loaded
     if path.name.startswith("checkpoint."):
         return with_average(read_state(path, parts={"method"}))
@@ -101,7 +101,7 @@ def _read(source: str) -> State:
     return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _found(wanted: State, state: State) -> dict[str, Tensor] | None:
+def _found(wanted: NamedTensors, state: NamedTensors) -> dict[str, Tensor] | None:
     """Return the tensors of these names and shapes, under the first prefix that has all of them, or None."""
     needed = [name for name in wanted if not name.endswith(COUNTER)]
     first = needed[0]
@@ -111,7 +111,7 @@ def _found(wanted: State, state: State) -> dict[str, Tensor] | None:
     return None
 
 
-def _difference(backbone: nn.Module, state: State) -> str:
+def _difference(backbone: nn.Module, state: NamedTensors) -> str:
     """Describe why weights do not fit: the first tensor of another shape, or the first that is missing."""
     own = dict(backbone.state_dict())
     if isinstance(backbone, ResNetBackbone):
@@ -127,7 +127,7 @@ def _difference(backbone: nn.Module, state: State) -> str:
 # Runs.
 
 
-def state_of_run(checkpoints: Checkpoints, weights: str) -> State:
+def state_of_run(checkpoints: Checkpoints, weights: str) -> NamedTensors:
     """Return the state of the method of a run, with averaged weights in place of the trained ones if there are any.
 
     Args:
@@ -144,7 +144,7 @@ def state_of_run(checkpoints: Checkpoints, weights: str) -> State:
     return with_average(read_state(path, parts={"method"}))
 
 
-def with_average(checkpoint: dict[str, Any]) -> State:
+def with_average(checkpoint: dict[str, Any]) -> NamedTensors:
     """Return the state of the method in a checkpoint, its encoder replaced by the averaged one of ``--ema``."""
     inside = "module."
     average = {name: value for name, value in checkpoint.get("average", {}).items() if name.startswith(inside)}
@@ -154,7 +154,7 @@ def with_average(checkpoint: dict[str, Any]) -> State:
     }
 
 
-def load_run(encoder: nn.Module, state: State, path: Path) -> None:
+def load_run(encoder: nn.Module, state: NamedTensors, path: Path) -> None:
     """Load the weights of a run into its rebuilt encoder; raise ``FileError`` if names are missing.
 
     Args:
@@ -187,7 +187,7 @@ def resnet_names(backbone: ResNetBackbone) -> dict[str, Tensor]:
     return {_renamed(name, _starts(backbone)): value for name, value in backbone.state_dict().items()}
 
 
-def detectron2_names(weights: State) -> dict[str, Tensor]:
+def detectron2_names(weights: NamedTensors) -> dict[str, Tensor]:
     """Translate the names of torchvision's ResNet to those of Detectron2, as MoCo's conversion does.
 
     >>> list(detectron2_names({"bn1.bias": torch.zeros(1), "layer1.0.downsample.1.weight": torch.zeros(1)}))

@@ -1,7 +1,12 @@
-"""B3 (Thirukovalluru et al., 2025): cut the neighbour graph into small communities, and join communities into batches.
+"""Planners that cut the whole neighbour graph into pieces: communities (B3) and a Cuthill-McKee order (GCBS).
 
-B3 links each instance with its neighbours of ranks p to p + m by a teacher's similarity: the closest p are likely false
-negatives and are left out. METIS cuts that graph into equal parts with few edges between them.
+B3 (Thirukovalluru et al., 2025) links each instance with its neighbours of ranks p to p + m by a teacher's similarity:
+the closest p are likely false negatives and are left out. METIS cuts that graph into equal parts with few edges between
+them, and communities are joined into batches.
+
+GCBS (Sachidananda et al., 2023) orders the data so that neighbours are close to each other, and cuts the order: the
+reverse Cuthill-McKee order makes the adjacency matrix of the graph narrow. GCBS keeps the pairs above a quantile of
+similarity; here each instance keeps its closest neighbours.
 """
 
 from __future__ import annotations
@@ -66,6 +71,46 @@ class Communities(Planner):
         while node is not None and builder.missing:
             builder.offer(rng.permutation(members[own[node]]))
             node = builder.draw()
+
+
+@dataclass(frozen=True)
+class CuthillMcKee(Planner):
+    """Batches are the pieces of the Cuthill-McKee order that contain uniform starts; short ones take from the next.
+
+    Needs scipy (extra ``eval``).
+
+    Attributes:
+        num_neighbours: Number of neighbours in the graph when vectors are given.
+        num_candidates: Number of random candidates for the neighbours; None: all others.
+    """
+
+    num_neighbours: int = 10
+    num_candidates: int | None = None
+    needs: ClassVar[str] = "graph"
+
+    def __post_init__(self) -> None:
+        check_counts("CuthillMcKee", self, "num_neighbours")
+        if self.num_candidates is not None:
+            check_counts("CuthillMcKee", self, "num_candidates")
+
+    def prepare(self, data: Any, batch_size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], int]:
+        """Return the order, the place of each instance in it, and the batch size."""
+        sparse = optional("scipy.sparse", "CuthillMcKee", extra="eval")
+        order_of = optional("scipy.sparse.csgraph", "CuthillMcKee", extra="eval").reverse_cuthill_mckee
+        starts, targets = undirected(graph_of(data, self.num_neighbours, self.num_candidates, torch_generator(rng)))
+        edges = sparse.csr_matrix((np.ones(len(targets), dtype=np.int8), targets, starts), shape=(len(data), len(data)))
+        order = order_of(edges, symmetric_mode=True).astype(np.int64)
+        order = np.roll(order, rng.integers(len(order)))  # so that the cuts are at random places
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return order, place, batch_size
+
+    def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
+        """Offer the piece of a uniform start, followed by the rest of the order."""
+        order, place, batch_size = prepared
+        node = builder.start()
+        if node is not None:
+            builder.offer(np.roll(order, -(place[node] // batch_size * batch_size)))
 
 
 def undirected(graph: ProximityGraph, skip: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -17,12 +17,12 @@ from hardneg.core.objectives.info_nce import NumNegatives as NumNegatives
 from hardneg.core.objectives.info_nce import check_num_negatives as check_num_negatives
 from hardneg.core.objectives.info_nce import debiased as debiased
 from hardneg.core.objectives.info_nce import info_nce as info_nce
-from hardneg.core.objectives.isogclr import ISogCLR as ISogCLR
 from hardneg.core.objectives.jsd import JSD as JSD
 from hardneg.core.objectives.jsd import jsd as jsd
 from hardneg.core.objectives.rince import RINCE as RINCE
 from hardneg.core.objectives.sigmoid import Sigmoid as Sigmoid
 from hardneg.core.objectives.sigmoid import sigmoid as sigmoid
+from hardneg.core.objectives.surrogate import ISogCLR as ISogCLR
 from hardneg.core.objectives.surrogate import Surrogate as Surrogate
 from hardneg.core.objectives.surrogate import surrogate as surrogate
 from hardneg.core.statistics import log_expect_exp as log_expect_exp

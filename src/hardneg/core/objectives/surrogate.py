@@ -1,12 +1,17 @@
-"""Surrogates: losses with the gradient of a global loss but another value.
+"""Objectives of global losses: surrogates with their gradient but another value, and iSogCLR.
 
 A global loss (SogCLR, Yuan et al. 2022; EMC2, Yau et al. 2024) normalises over the whole data set. Its gradient needs
 only the batch and an estimate of each anchor's normaliser, which ``hardneg.losses.global_softmax`` and
 ``hardneg.state`` maintain.
+
+iSogCLR (Qiu et al. 2023, eq. 4) learns a temperature for each anchor. Its loss is tau (log E_q[e^((s - s+) / tau)] +
+rho), the robust form of the global contrastive loss. Without rho the temperatures would only grow; larger values of rho
+lower them. The authors use 0.3 and temperatures in [0.05, 0.7].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,6 +19,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from hardneg.core.errors import check_range
 from hardneg.core.objectives.base import Objective, Row
 from hardneg.core.statistics import Cotangents, Mass, Mean, PerRow, Statistic
 from hardneg.core.types import NEVER, LogWeights, PairLosses, Scores
@@ -78,3 +84,24 @@ def surrogate(scores: Scores, log_w: LogWeights, *, log_norm: Annotated[Tensor, 
         The surrogate of each pair, [b, p]; its value is not that of the global loss.
     """
     return Surrogate(log_norm).losses(scores, log_w)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ISogCLR(Objective):
+    """iSogCLR: tau (log E_q[e^s] - a + rho), where tau is the anchor's temperature.
+
+    This is the loss of the batch, without running normalisers; ``hardneg.losses.individual`` learns the temperatures.
+
+    Args:
+        rho: Radius of the robust loss, 0 or more; larger values give lower temperatures.
+    """
+
+    rho: float = 0.3
+    name: ClassVar = "isogclr"
+
+    def __post_init__(self) -> None:
+        check_range("isogclr", "rho", self.rho, 0.0, math.inf, open_high=True)
+
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        """Return tau (log E_q[e^s] - a + rho) for each pair, [b, p]."""
+        return row.temperature * (row.log_mean - positive + self.rho)

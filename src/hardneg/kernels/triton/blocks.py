@@ -105,7 +105,7 @@ def allowed_pairs(
 def outside_window(similarity, window_ptr, places_ptr, rows, columns, b):
     """Return the pairs outside the window of their row: closer than its first edge, or farther than the second.
 
-    Pairs that tie with an edge are inside of it up to the column of the edge. A NaN is never outside, so that it stays
+    Pairs that tie with an edge are inside up to the column of the edge. A NaN is never outside, so that it stays
     visible.
     """
     real = rows < b

@@ -97,7 +97,7 @@ class Moments:
         return cls(kinds, tuple(sorted({int(word) for word in words})))
 
     def within(self, total: int) -> Moments:
-        """Return the moments of a run with so many steps.
+        """Return the moments of a run of ``total`` steps.
 
         Raises:
             ArgumentError: If a moment is after the end of the run.

@@ -31,7 +31,7 @@ METHODS = {
     "moco": "moco.moco",
     "sogclr": "sogclr.SogCLRMethod",
     "isogclr": "isogclr.ISogCLRRecipe",
-    "emc2": "emc2.EMC2Method",
+    "emc2": "sogclr.EMC2Method",
     "instance": "instance.Instance",
     "cmc": "cmc.CMCRecipe",
     "local-aggregation": "local_aggregation.LocalAggregation",
