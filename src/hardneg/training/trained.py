@@ -25,7 +25,7 @@ from hardneg.training.normalisation import Normalise
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.options.base import Weights
 from hardneg.training.recipes import encoder_of_recipe
-from hardneg.training.weights import COUNTER, State, load_run, state_of_run
+from hardneg.training.weights import COUNTER, NamedTensors, load_run, state_of_run
 
 HUB_WEIGHTS = "model.safetensors"
 """File of the weights in a Hub folder."""
@@ -113,7 +113,7 @@ def load_encoder(
     return encoder.eval()
 
 
-def _before_training(encoder: nn.Module, state: State) -> State:
+def _before_training(encoder: nn.Module, state: NamedTensors) -> NamedTensors:
     """Return the state of a fresh encoder; buffers that are not batch statistics, such as scales, are the run's."""
     fresh = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     statistics = ("running_mean", "running_var", COUNTER)
@@ -133,7 +133,7 @@ class Trained:
 
     path: Path
     config: dict[str, Any]
-    state: Callable[[], State]
+    state: Callable[[], NamedTensors]
 
 
 def read_trained(source: str | Path, weights: Weights = "last") -> Trained:
