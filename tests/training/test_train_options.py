@@ -40,7 +40,7 @@ OTHER: dict[str, Any] = {
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
     "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
     "loss": "softmax", "num_draws": 3, "pooling": "mean", "cluster_runs": 2, "cluster_every": 2, "warmup": 2,
-    "cache": 5, "cache_refresh": 0.4, "four_losses": True,
+    "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
@@ -74,14 +74,17 @@ NOT_RUN = {
     "encoders": "of texts: test_text_recipes.py",
     "directions": "of texts: test_text_recipes.py",
     "context_size": "of texts: test_text_recipes.py",
+    "workers": "of image files: test_lazy_images.py",
+    "cache_images": "of image files: test_lazy_images.py",
+    "bad_images": "of image files: test_lazy_images.py",
     "clusters": "needs negatives that need it: test_bank_recipes.py",
     "text_encoder": "of images and texts: test_image_texts.py",
 }
 
 OF_THE_LOOP = {
-    "data", "data_root", "batches", "epochs", "batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
-    "clip", "accumulate", "augment", "precision", "device", "log_every", "record", "record_at", "evaluate_on",
-    "validation_share", "save_every", "save_every_steps",
+    "data", "data_root", "batches", "epochs", "max_steps", "batch_size", "optimizer", "learning_rate", "schedule",
+    "weight_decay", "clip", "accumulate", "augment", "precision", "device", "log_every", "record", "record_at",
+    "evaluate_on", "validation_share", "save_every", "save_every_steps",
 }  # fmt: skip
 """Options that no recipe reads: the loop that all share does. They are changed in two recipes, the others in all."""
 

@@ -347,6 +347,11 @@ class PlanIterator(Iterator[list[int]]):
     def __iter__(self) -> PlanIterator:
         return self
 
+    @property
+    def position(self) -> int:
+        """Number of batches of the epoch before the next one."""
+        return self._position
+
     def __next__(self) -> list[int]:
         sampler = self._sampler
         sampler._position = 0  # not earlier: a loader with workers makes two iterators, and uses the second

@@ -4,29 +4,47 @@ Every parameter is a pure function of (seed, epoch, id, view), so that views do 
 the number of workers or ranks. Images stay uint8 until here. Views by kornia or by any callable are in views.py.
 
 ``Augment.views`` draws the parameters (``draw``) and then transforms (``apply``, whose operations are in pixels.py).
+Where images differ in size, workers cut the crops (``crops``) from the original pixels, and ``views`` does the rest.
 ``PRESETS`` at the end are the values for ``--augment``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import ArgumentError, argument_error, check_range
 from hardneg.core.keyed import uniforms
-from hardneg.training.augmentation.pixels import Images, Parameters, Planes, blur, grey_of, jitter, per_row, resample
+from hardneg.training.augmentation.pixels import (
+    Crops,
+    Images,
+    Parameters,
+    Planes,
+    blur,
+    grey_of,
+    jitter,
+    per_row,
+    resample,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 MakeImageViews = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
 Range = tuple[float, float]
+Side = int | Tensor
+"""Height or width of all images, or of each."""
 
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")
 _CROP_TRIES = 6
+_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR
 
 
 @dataclass(frozen=True)
@@ -98,12 +116,12 @@ class Augment:
             raise argument_error("Augment", "a floating point dtype", "dtype", self.dtype)
 
     def views(
-        self, images: Images, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
+        self, images: Images | Crops, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor
     ) -> tuple[Images, Images]:
         """Return two views of each image.
 
         Args:
-            images: uint8 images [b, c, h, w].
+            images: uint8 images [b, c, h, w], or the crops that ``crops`` has made for both views.
             ids: Id of each image [b], int64.
             epoch: The epoch, part of the random key.
             seed: The seed, part of the random key.
@@ -112,9 +130,36 @@ class Augment:
             Two batches [b, c, h, w] in ``dtype``, normalised.
         """
         check_images(images, ids)
-        parameters = self._draw_both(ids, epoch, seed, (images.shape[2], images.shape[3]))
+        parameters = self._draw_both(ids, epoch, seed, (images.shape[-2], images.shape[-1]))
         first, second = self._apply_both(images, parameters).chunk(2)
         return first, second
+
+    def crops(
+        self, pictures: Sequence[Picture], ids: Annotated[Tensor, "b"], epoch: int, seed: int, size: tuple[int, int]
+    ) -> Crops:
+        """Cut the crops of both views from images of any size; the first part of ``views``, for workers.
+
+        Pillow resizes them with antialiasing.
+
+        Args:
+            pictures: Decoded images in mode L or RGB.
+            ids: Id of each image [b].
+            epoch: The epoch, part of the random key.
+            seed: The seed, part of the random key.
+            size: Width and height of the crops.
+        """
+        widths, heights = torch.tensor([picture.size for picture in pictures], dtype=torch.float64).repeat(2, 1).T
+        u = uniforms(2 * _CROP_TRIES + 20, ids.repeat(2), _view_of_rows(ids), epoch, seed).double()
+        # In float64, since the last bit of vectorised float32 functions depends on the place in the batch.
+        left, top, wide, high = _crop_boxes(u[:12], u[17:19], self.crop_scale, self.crop_ratio, heights, widths)
+        boxes = torch.stack([left, top, left + wide, top + high]).float()
+        boxes[2:] = torch.minimum(boxes[2:], torch.stack([widths, heights]).float())
+        made = [
+            np.asarray(picture.resize(size, _BILINEAR, box))
+            for picture, box in zip([*pictures] * 2, boxes.T.tolist(), strict=True)
+        ]
+        stacked = torch.from_numpy(np.stack(made)).view(2, len(ids), size[1], size[0], -1)
+        return stacked.permute(0, 1, 4, 2, 3).contiguous()
 
     def plain(self, images: Images) -> Images:
         """Return the images without augmentation, normalised like the views: for evaluation."""
@@ -185,10 +230,11 @@ class Augment:
     def _draw_both(
         self, ids: Annotated[Tensor, "b"], epoch: int | Tensor, seed: int | Tensor, size: tuple[int, int]
     ) -> Parameters:
-        view = torch.arange(2, device=ids.device)[:, None].expand(2, len(ids)).flatten()
-        return self.draw(ids.repeat(2), view, epoch, seed, size)
+        return self.draw(ids.repeat(2), _view_of_rows(ids), epoch, seed, size)
 
-    def _apply_both(self, images: Images, parameters: Parameters) -> Images:
+    def _apply_both(self, images: Images | Crops, parameters: Parameters) -> Images:
+        if images.ndim == 5:
+            return self.apply(images.flatten(0, 1), parameters._replace(box=None))
         return self.apply(images.repeat(2, 1, 1, 1), parameters)
 
     def _finished(self, planes: Planes) -> Images:
@@ -201,14 +247,14 @@ class Augment:
         return torch.stack(planes, dim=-1).permute(0, 3, 1, 2) if self.channels_last else torch.stack(planes, dim=1)
 
 
-def preset_for(images: Images) -> str:
+def preset_for(images: Any) -> str:
     """Return the preset for images [n, c, h, w]: "cifar" in colour, "tiny" up to 16 x 16 (digits), else "grey"."""
     if images.shape[1] == 3:
         return "cifar"
     return "tiny" if max(images.shape[2:]) <= 16 else "grey"
 
 
-def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: int, width: int) -> Tensor:
+def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: Side, width: Side) -> Tensor:
     """Return the first of six random boxes that fits, uniform in area and log ratio; else the last, clipped to fit.
 
     torchvision tries ten times and rounds to whole pixels; here 2 in 100,000 crops of CIFAR are clipped.
@@ -221,6 +267,11 @@ def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height
         fits = (box_width[i] <= width) & (box_height[i] <= height)
         wide, high = torch.where(fits, box_width[i], wide), torch.where(fits, box_height[i], high)
     return torch.stack([place[0] * (width - wide), place[1] * (height - high), wide, high])
+
+
+def _view_of_rows(ids: Annotated[Tensor, "b"]) -> Annotated[Tensor, "2*b"]:
+    """Return 0 for the first views of all images and 1 for the second views after them."""
+    return torch.arange(2, device=ids.device).repeat_interleave(len(ids))
 
 
 def _random_order(keys: Annotated[Tensor, "4 b"]) -> Annotated[Tensor, "4 b"]:
@@ -252,7 +303,7 @@ def _compiled(augment: Augment, options: tuple[tuple[str, Any], ...]) -> MakeIma
         check_images(images, ids)
         # As tensors: Python numbers would be constants, and every epoch would compile a new graph.
         key = [torch.full((), value, dtype=torch.int64, device=images.device) for value in (epoch, seed)]
-        first, second = apply(images, draw(ids, *key, (images.shape[2], images.shape[3]))).chunk(2)
+        first, second = apply(images, draw(ids, *key, (images.shape[-2], images.shape[-1]))).chunk(2)
         return first, second
 
     return views
@@ -272,8 +323,8 @@ def _check_pair(name: str, value: Range, low: float, high: float) -> None:
 
 
 def check_images(images: Tensor, ids: Tensor) -> None:
-    """Raise unless images are uint8 [b, c, h, w] with one id per row."""
-    if images.ndim != 4 or images.dtype != torch.uint8 or ids.shape != images.shape[:1]:
+    """Raise unless images are uint8 [b, c, h, w], or crops [2, b, c, h, w], with one id per image."""
+    if images.ndim not in (4, 5) or images.dtype != torch.uint8 or ids.shape != images.shape[images.ndim - 4 :][:1]:
         shapes = f"images={tuple(images.shape)} of {images.dtype} and ids={tuple(ids.shape)}"
         raise ArgumentError("Augment", "uint8 images [b, c, h, w] and one id per image", str(shapes))
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 Images = Annotated[Tensor, "b c h w"]
+Crops = Annotated[Tensor, "2 b c h w"]
+"""The crops of both views of a batch."""
 Planes = list[Annotated[Tensor, "b h w"]]
 """Separate channels: stacking them between operations would prevent a compiler from fusing these."""
 
@@ -23,7 +25,7 @@ class Parameters(NamedTuple):
     """The parameters drawn for each row; rows are images, or the first views of all images and then the second.
 
     Attributes:
-        box: Left, top, width and height of the crop in pixels, [4, b].
+        box: Left, top, width and height of the crop in pixels, [4, b]; None if the images are crops already.
         flip: Whether to flip horizontally, bool [b].
         angle: Rotation in radians, [b].
         zoom: Magnification, [b].
@@ -34,7 +36,7 @@ class Parameters(NamedTuple):
         sigma: Standard deviation of the blur in pixels, [b]; 0 leaves the image sharp.
     """
 
-    box: Annotated[Tensor, "4 b"]
+    box: Annotated[Tensor, "4 b"] | None
     flip: Annotated[Tensor, "b"]
     angle: Annotated[Tensor, "b"]
     zoom: Annotated[Tensor, "b"]
@@ -59,7 +61,10 @@ def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:
         The channels, each [b, h, w].
     """
     height, width = pixels.shape[2:]
-    left, top, box_width, box_height = (per_row(side) for side in parameters.box)
+    if parameters.box is None and not warped:
+        return list(torch.where(per_row(parameters.flip)[:, None], pixels.flip(3), pixels).unbind(1))
+    whole = pixels.new_tensor([[0.0], [0.0], [width], [height]]).expand(4, len(pixels))
+    left, top, box_width, box_height = (per_row(side) for side in (whole if parameters.box is None else parameters.box))
     x = (torch.arange(width, device=pixels.device) + 0.5 - 0.5 * width).expand(1, height, width)
     y = (torch.arange(height, device=pixels.device)[:, None] + 0.5 - 0.5 * height).expand(1, height, width)
     x = torch.where(per_row(parameters.flip), -x, x)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError, argument_error
 from hardneg.core.keyed import uniforms
-from hardneg.training.augmentation.pixels import Images
+from hardneg.training.augmentation.pixels import Crops, Images
 from hardneg.training.augmentation.views import AnyViews, Ids, as_unit
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -80,11 +84,11 @@ class PerImage:
     _kept: list[Transform] | None = field(default=None, init=False, repr=False, compare=False)
     _repeats: bool = field(default=False, init=False, repr=False, compare=False)
 
-    def __call__(self, images: Images, ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
+    def __call__(self, images: Images | Sequence[Tensor], ids: Ids, epoch: int, seed: int) -> tuple[Images, Images]:
         """Return two views of each image, each seeded by (seed, epoch, id, view).
 
         Args:
-            images: uint8 images [b, c, h, w].
+            images: uint8 images [b, c, h, w], or a list of images [c, h, w] of different sizes.
             ids: Id of each image [b].
             epoch: The epoch.
             seed: The seed.
@@ -92,21 +96,32 @@ class PerImage:
         Raises:
             ArgumentError: On the first batch, if the transform is not repeatable.
         """
-        _to(self.transform, images.device)
-        with _random_state_kept(images.device):
+        _to(self.transform, images[0].device)
+        with _random_state_kept(images[0].device):
             if not self._repeats:
-                self._check_repeats(as_unit(images[:PROBES]))
+                self._check_repeats([as_unit(image) for image in images[:PROBES]])
                 object.__setattr__(self, "_repeats", True)
             first, second = (self._view(images, ids, view, epoch, seed) for view in range(2))
         return first, second
 
-    def _view(self, images: Images, ids: Ids, view: int, epoch: int, seed: int) -> Images:
+    def crops(self, pictures: Sequence[Picture], ids: Ids, epoch: int, seed: int, size: tuple[int, int]) -> Crops:
+        """Return both views of images of any size, in workers.
+
+        Args:
+            pictures: Decoded images in mode L or RGB.
+            ids: Id of each image [b].
+            epoch: The epoch.
+            seed: The seed.
+            size: Unused: the transform decides the size of the views.
+        """
+        arrays = (np.array(picture) for picture in pictures)
+        images = [torch.from_numpy(array).view(*array.shape[:2], -1).permute(2, 0, 1) for array in arrays]
+        return torch.stack(self(images, ids, epoch, seed))
+
+    def _view(self, images: Images | Sequence[Tensor], ids: Ids, view: int, epoch: int, seed: int) -> Images:
         words = (uniforms(2, ids, torch.full_like(ids, view), epoch, seed).double() * 2**24).long()
         seeds = ((words[0] << 24) + words[1]).tolist()
-        made = []
-        for image, word in zip(as_unit(images), seeds, strict=True):
-            made.append(self._seeded(image, word))
-        return _stacked(made)
+        return _stacked([self._seeded(as_unit(image), word) for image, word in zip(images, seeds, strict=True)])
 
     def _seeded(self, image: Tensor, word: int) -> Tensor:
         _seed_all(word, image.device)
@@ -114,7 +129,7 @@ class PerImage:
             self.seed(word % 2**32)
         return _applied(self.transform, image)
 
-    def _check_repeats(self, probes: Images) -> None:
+    def _check_repeats(self, probes: Sequence[Tensor]) -> None:
         """Raise unless the transform returns the same view again for the same seed."""
         for word in range(max(1, DRAWS // (2 * len(probes)))):
             for image in probes:

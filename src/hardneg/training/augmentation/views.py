@@ -80,6 +80,8 @@ class AnyViews:
         Raises:
             ArgumentError: If the callable does not return two float batches of b images.
         """
+        if images.ndim == 5:  # what ``crops`` has returned
+            return images[0], images[1]
         check_images(images, ids)
         found = self.call(images, ids, epoch, seed)
         if len(found) != 2 or any(view.ndim != 4 or len(view) != len(images) for view in found):
@@ -90,6 +92,11 @@ class AnyViews:
         return found
 
     __call__ = views
+
+    @property
+    def crops(self) -> Any:
+        """The callable's method ``crops``, which makes views of PIL images in workers, or None."""
+        return getattr(self.call, "crops", None)
 
     def plain(self, images: Images) -> Images:
         """Return the images as evaluation sees them."""
@@ -286,12 +293,20 @@ def check_augment(text: str, in_channels: int | None = None) -> None:
         )
 
 
-def augment_for_text(text: str, images: Images, *, channels_last: bool = False) -> Augmentation:
+class HasShape(Protocol):
+    """Images of which only the shape is needed: a tensor, or images that are not decoded yet."""
+
+    @property
+    def shape(self) -> Any:
+        """The shape [n, c, h, w]."""
+
+
+def augment_for_text(text: str, images: HasShape, *, channels_last: bool = False) -> Augmentation:
     """Return the augmentation of a text, for images of this shape.
 
     Args:
         text: The value of ``--augment``.
-        images: uint8 images [n, c, h, w].
+        images: Images [n, c, h, w].
         channels_last: Whether the views have the memory layout that convolutions on GPUs prefer.
     """
     in_channels, size = images.shape[1], (images.shape[2], images.shape[3])

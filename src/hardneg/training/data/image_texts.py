@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,10 +28,12 @@ from hardneg.core.errors import ArgumentError, NoFile, located
 from hardneg.io.embeddings import pack_bits, pack_numbers
 from hardneg.io.tables import Table, read_table
 from hardneg.training.augmentation.views import check_augment
-from hardneg.training.data.image_files import decoded_images, image_files, same_shape
-from hardneg.training.data.images import ImageData, channels_first
+from hardneg.training.data.image_files import image_files
+from hardneg.training.data.image_sources import Files, Strings
+from hardneg.training.data.images import ImageData
 from hardneg.training.data.inputs import Sided, TwoTowers
 from hardneg.training.data.items import Evaluation, Items, Repeated, Shown, Splits, stratified
+from hardneg.training.data.lazy_images import Opening, opened
 from hardneg.training.data.pairs import grouped
 from hardneg.training.data.text_files import read_lines, split_columns, texts_in
 from hardneg.training.data.texts import Texts, shortened
@@ -123,28 +124,28 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         """
         place, columns, size = _place(path)
         files, texts = _of_folder(place, columns) if place.is_dir() else _of_table(place, columns)
-        return cls.of(files, texts, path, place if place.is_dir() else place.parent, size)
+        return cls.of(files, texts, path, Opening(size, options.cache_images, options.bad_images))
 
     @classmethod
-    def of(cls, files: list[Path], texts: list[str], name: str, folder: Path, size: int | None = None) -> ImageTexts:
+    def of(cls, files: list[Path], texts: list[str], name: str, how: Opening = Opening()) -> ImageTexts:
         """Build pairs from image files and texts; a file that occurs several times is read once.
 
         Args:
             files: Image file of each pair.
             texts: Text of each pair.
             name: Name of the data.
-            folder: Folder to which errors show paths relatively.
-            size: Resize images to squares with this side, or None.
+            how: How image files are opened.
         """
-        place_of = {file: place for place, file in enumerate(dict.fromkeys(files))}
-        found = decoded_images(list(place_of), folder, size)
-        arrays = channels_first(name, same_shape([found[file] for file in place_of], [str(file) for file in place_of]))
-        images, ids = torch.from_numpy(np.ascontiguousarray(arrays)), torch.arange(len(files))
+        distinct = [*dict.fromkeys(files)]
+        (images,) = opened(name, [Files(Path(), Strings(map(str, distinct)))], how)
+        place_of = {distinct[position]: place for place, position in enumerate(images.positions.tolist())}
+        pairs = [(file, text) for file, text in zip(files, texts, strict=True) if file in place_of]
+        files, texts = [file for file, _ in pairs], [text for _, text in pairs]
+        pictures, ids = ImageData.of(images, name), torch.arange(len(files))
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         group = grouped([str(file) for file in files], [numbers[text] for text in texts], len(numbers))
         documents = torch.tensor([group[numbers[text]] for text in texts])
         captions = Texts(texts, None, ids, ids, name)
-        pictures = ImageData(images, None, torch.arange(len(images)), name)
         return cls(pictures, torch.tensor([place_of[file] for file in files]), captions, documents, None, ids, name)
 
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageTexts:
@@ -169,18 +170,36 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
         """Raise if evaluation would see images of another scale or size than a user's own views."""
         self.pictures.check_views(options)
 
-    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
-        """Return a view of the images and the texts at some positions.
+    @property
+    def fetches(self) -> bool:
+        """Whether workers decode the images."""
+        return self.pictures.fetches
+
+    def fetch(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> Tensor:
+        """Return decoded images or crops of them.
 
         Args:
             index: Positions [b].
             epoch: The epoch.
             seed: The seed.
         """
-        images = self.pictures.images[self.picture_of[index]]
-        crops, _ = self.pictures.views_of(
-            images, self.ids[index], epoch, seed
-        )  # keyed by pair: a new crop for each text
+        return self.pictures.fetch_of(
+            self.picture_of[index], self.ids[index], epoch, seed
+        )  # another crop for each text
+
+    def views(
+        self, index: Annotated[Tensor, "b"], epoch: int, seed: int, fetched: Tensor | None = None
+    ) -> tuple[Sided, Sided]:
+        """Return a view of the images and the texts at some positions.
+
+        Args:
+            index: Positions [b].
+            epoch: The epoch.
+            seed: The seed.
+            fetched: What ``fetch`` has returned for the same arguments, if it was called before.
+        """
+        images = self.fetch(index, epoch, seed) if fetched is None else fetched
+        crops, _ = self.pictures.views_of(images, self.ids[index], epoch, seed)
         return Sided(first=crops), Sided(second=self.captions.views(index, epoch, seed)[0])
 
     def views_evaluated(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
@@ -272,7 +291,9 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
 
     def content(self) -> Iterator[tuple[str, Tensor | Repeated | list[Any] | None]]:
         """Iterate over what the fingerprint covers, with the image of each pair even if pairs share a stored image."""
-        yield "images", Repeated(self.pictures.images, self.picture_of)
+        for name, part in self.pictures.content():
+            if name in ("images", "digests"):
+                yield name, Repeated(part, self.picture_of) if isinstance(part, Tensor) else part
         yield "texts", self.captions.texts
         yield from (part for part in super().content() if part[0] != "picture_of")
 
@@ -343,7 +364,8 @@ def _of_folder(folder: Path, columns: list[str]) -> tuple[list[Path], list[str]]
     if columns:
         what = f"a table with the columns {', '.join(columns)}"
         raise NoFile("data", what, folder / METADATA[0], "which does not exist")
-    pairs = [(file, file.with_suffix(".txt")) for file in image_files(folder)]
+    files = [folder / name for name in image_files(folder)]
+    pairs = [(file, file.with_suffix(".txt")) for file in files]
     if not pairs or not any(text.is_file() for _, text in pairs):
         what = "images with texts next to them: photo.jpg and photo.txt, or metadata.jsonl"
         raise NoFile("data", what, folder, "which has none")

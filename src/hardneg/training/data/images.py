@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -45,7 +45,9 @@ from hardneg.training.augmentation.views import (
     check_plain,
     described,
 )
+from hardneg.training.data.decoding import channels_first
 from hardneg.training.data.image_files import ReadSplits, read_folder, read_hub, read_npz
+from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import (
     CLASSIFIED,
     TEST_SHARE,
@@ -56,6 +58,7 @@ from hardneg.training.data.items import (
     features_of_splits,
     register,
 )
+from hardneg.training.data.lazy_images import LazyImages, Opened, Opening, opened
 from hardneg.training.data.named import NAMED
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
@@ -76,11 +79,12 @@ class ImageData(Items):
     """Images of one size with ids and, where known, labels.
 
     Attributes:
-        images: uint8 images [n, c, h, w] with 1 or 3 channels.
+        images: uint8 images [n, c, h, w] with 1 or 3 channels, or images that are decoded when they are needed.
         labels: Class of each image, int64 [n], or None.
         ids: Id of each image, int64 [n].
         name: Name of the data.
         classes: Names of the classes.
+        digests: Digest of the file of each image, int64 [n], which stands for its pixels in the fingerprint.
         augment: The views, set by ``prepared``.
         make_views: The function that makes views, compiled with --compile; set by ``prepared``.
     """
@@ -91,23 +95,44 @@ class ImageData(Items):
     max_held_out: ClassVar[float] = math.inf
     how_to_label: ClassVar[str] = "use class folders or an array `labels`"
 
-    images: Annotated[Tensor, "n c h w"]
+    images: Annotated[Tensor, "n c h w"] | LazyImages
     labels: Annotated[Tensor, "n"] | None
     ids: Annotated[Tensor, "n"]
     name: str
     classes: tuple[str, ...] = ()
+    digests: Annotated[Tensor, "n"] | None = field(default=None, repr=False)
 
     augment: Augmentation | None = field(default=None, repr=False)
     make_views: MakeImageViews | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or self.images.shape[1] not in (1, 3):
-            shape = f"{tuple(self.images.shape)} of {self.images.dtype}"
-            raise ArgumentError(f"ImageData {self.name!r}", "uint8 images [n, 1 or 3, h, w]", f"images={shape}")
+        shape = tuple(self.images.shape)
+        if getattr(self.images, "dtype", torch.uint8) != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3):
+            got = f"images={shape} of {getattr(self.images, 'dtype', None)}"
+            raise ArgumentError(f"ImageData {self.name!r}", "uint8 images [n, 1 or 3, h, w]", got)
         super().__post_init__()
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @classmethod
+    def of(
+        cls, images: Opened, name: str, labels: Array | None = None, classes: Sequence[Any] = (), first: int = 0
+    ) -> ImageData:
+        """Return opened images as a split.
+
+        Args:
+            images: The images.
+            name: Name of the data.
+            labels: Class of each image of the source, or None.
+            classes: Names of the classes.
+            first: Id of the first image of the source.
+        """
+        known = None if labels is None else torch.from_numpy(labels.astype(np.int64))
+        if known is not None and images.digests is not None:  # files, of which some may have been skipped
+            known = known[images.positions]
+        names = tuple(str(one) for one in classes)
+        return cls(images.images, known, first + images.positions, name, names, images.digests)
 
     # As a data kind.
 
@@ -135,21 +160,26 @@ class ImageData(Items):
             path: Unused: ``options.data`` has the whole name.
             options: The options of the run.
         """
-        return Splits(*load_splits(options.data, options.data_root))
+        how = Opening(None, options.cache_images, options.bad_images)
+        return Splits(*load_splits(options.data, options.data_root, how))
 
     @classmethod
     def splits(cls, options: TrainOptions) -> Splits:
         """Read the splits of a run; with ``evaluate_on="validation"`` the test images are not even read."""
         if options.evaluate_on == "validation":  # the test images are not even read
-            return Splits(*load(options.data, "train", options.data_root).held_out(options.validation_share))
+            return Splits(*cls._split("train", options).held_out(options.validation_share))
         return cls.read("", options)
 
     @classmethod
     def evaluated(cls, options: TrainOptions) -> ImageData:
         """Read only the images that a run is evaluated on."""
         if options.evaluate_on == "validation":
-            return load(options.data, "train", options.data_root).held_out(options.validation_share)[1]
-        return load(options.data, "test", options.data_root)
+            return cls._split("train", options).held_out(options.validation_share)[1]
+        return cls._split("test", options)
+
+    @classmethod
+    def _split(cls, split: str, options: TrainOptions) -> ImageData:
+        return load(options.data, split, options.data_root, cache=options.cache_images, bad_images=options.bad_images)
 
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageData:
         """Return the images with the views of ``--augment`` or a user's own.
@@ -169,41 +199,86 @@ class ImageData(Items):
         """Describe the views in one line, for the record of a run."""
         return described(self._prepared(self.augment))
 
-    def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return two views of the images at some positions.
+    def pixels(self, index: Annotated[Tensor, "b"] | slice) -> Annotated[Tensor, "b c h w"]:
+        """Return the images at some positions as uint8, on the device of the ids.
+
+        Args:
+            index: Positions [b], or a slice.
+        """
+        if isinstance(self.images, Tensor):
+            return self.images[index]
+        chosen = self.images[index if isinstance(index, slice) else index.cpu()]
+        return chosen.pixels().to(self.ids.device)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether workers prepare views: for images that are decoded when they are needed."""
+        return isinstance(self.images, LazyImages)
+
+    def fetch(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> Tensor:
+        """Return what ``views`` starts from: decoded images, or a crop of the original image for each view.
 
         Args:
             index: Positions [b].
             epoch: The epoch.
             seed: The seed.
         """
-        return self.views_of(self.images[index], self.ids[index], epoch, seed)
+        return self.fetch_of(index, self.ids[index], epoch, seed)
+
+    def fetch_of(self, index: Annotated[Tensor, "b"], ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> Tensor:
+        """Return what ``views_of`` starts from, with views that belong to these ids.
+
+        Args:
+            index: Positions [b].
+            ids: Id of each image [b].
+            epoch: The epoch.
+            seed: The seed.
+        """
+        crops = getattr(self._prepared(self.augment), "crops", None)
+        if crops is None or isinstance(self.images, Tensor) or self.images.uniform:
+            return self.pixels(index)
+        found: Tensor = crops(self.images[index.cpu()].pictures(), ids.cpu(), epoch, seed, self.images.size)
+        return found
+
+    def views(
+        self, index: Annotated[Tensor, "b"], epoch: int, seed: int, fetched: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return two views of the images at some positions.
+
+        Args:
+            index: Positions [b].
+            epoch: The epoch.
+            seed: The seed.
+            fetched: What ``fetch`` has returned for the same arguments, if it was called before.
+        """
+        fetched = self.fetch(index, epoch, seed) if fetched is None else fetched
+        return self.views_of(fetched, self.ids[index], epoch, seed)
 
     def views_of(self, images: Tensor, ids: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return two views of any images; those of an id are the same within an epoch.
 
         Args:
-            images: uint8 images [b, c, h, w].
+            images: uint8 images [b, c, h, w], or what ``fetch_of`` returns.
             ids: Id of each image [b].
             epoch: The epoch.
             seed: The seed.
         """
         make: MakeImageViews = self._prepared(self.make_views)
-        return make(images, ids, epoch, seed)
+        return make(images.to(ids.device, non_blocking=True), ids, epoch, seed)
 
     def plain(self, index: Annotated[Tensor, "b"]) -> Tensor:
         """Return the images at positions [b], normalised but not augmented."""
         augment: Augmentation = self._prepared(self.augment)
-        return augment.plain(self.images[index])
+        return augment.plain(self.pixels(index))
 
     def scale(self) -> Scale:
         """Return the mean and std by which evaluation normalises, or {} if unknown."""
-        return scale_of(self._prepared(self.augment), self.images[:PROBED])
+        return scale_of(self._prepared(self.augment), self.pixels(slice(PROBED)))
 
     def check_views(self, options: TrainOptions) -> None:
         """Raise if evaluation would see images of another scale or size than a user's own views."""
         some = slice(min(options.batch_size, PROBED))
-        check_plain(self._prepared(self.augment), self.images[some], self.ids[some], options.seed)
+        check_plain(self._prepared(self.augment), self.pixels(some), self.ids[some], options.seed)
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> Encoder:
@@ -226,7 +301,17 @@ class ImageData(Items):
 
     def shown(self, position: int) -> Shown:
         """Return a thumbnail of the image at a position."""
-        return Shown(picture=thumbnail(self.images[position]), tiny=max(self.images.shape[2:]) <= 32)
+        return Shown(
+            picture=thumbnail(self.pixels(slice(position, position + 1))[0]), tiny=max(self.images.shape[2:]) <= 32
+        )
+
+    def content(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over what the fingerprint covers: pixels, or the digests of files with the size of the images."""
+        for name, part in super().content():
+            if name == "images" and self.digests is not None:
+                yield name, list(self.images.shape[1:])
+            else:
+                yield name, part
 
     def record(self) -> dict[str, Any]:
         """Return number, shape and number of classes of the images."""
@@ -283,7 +368,15 @@ def _no_accuracy(data: ImageData, test: ImageData) -> str:
     return "its training images are of one class" if data.num_labels() < 2 else ""
 
 
-def load(name: str, split: str = "train", root: str | Path | None = None, *, size: int | None = None) -> ImageData:
+def load(
+    name: str,
+    split: str = "train",
+    root: str | Path | None = None,
+    *,
+    size: int | None = None,
+    cache: str = "auto",
+    bad_images: str = "stop",
+) -> ImageData:
     """Read one split of a named data set, a folder or a file.
 
     Args:
@@ -291,6 +384,8 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
         split: "train", "test" or "all".
         root: Folder of a named data set; by default HARDNEG_DATA (else the user's cache) and the usual places.
         size: Resize image files to squares with this side; named data sets keep their size.
+        cache: Whether image files are decoded in advance: "auto", "memory", "disk" or "none".
+        bad_images: "stop" raises for unreadable image files, "skip" leaves them out.
 
     Raises:
         UnknownName: If the name has none of the forms.
@@ -303,30 +398,28 @@ def load(name: str, split: str = "train", root: str | Path | None = None, *, siz
     """
     if split not in SPLITS:
         raise argument_error("data", f"a split among {SPLITS}", "split", split)
-    found = _read(name, split, root, size)
+    how = Opening(size, cache, bad_images)
+    found, parts = _read(name, split, root, how)
     if found.num_train is not None or split == "all":
-        return _chosen(name, found, split)
-    return _divided(_chosen(name, found, "all"))[split == "test"]
+        return _joined(parts)
+    return _divided(parts[0])[split == "test"]
 
 
-def load_splits(name: str, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
+def load_splits(name: str, root: str | Path | None = None, how: Opening = Opening()) -> tuple[ImageData, ImageData]:
     """Read the train and test split as ``load`` does, checking that their images have one size.
 
     Args:
         name: Name of the data.
         root: Folder of a named data set.
+        how: How image files are opened.
 
     Example:
         >>> [len(data) for data in load_splits("digits")]
         [1437, 360]
     """
-    found = _read(name, "all", root, None)
-    if found.num_train is None:
-        train, test = _divided(_chosen(name, found, "all"))
-    else:
-        train, test = _chosen(name, found, "train"), _chosen(name, found, "test")
-    _check_one_size(name, [train.images.shape[1:], test.images.shape[1:]])
-    if train.labels is not None and test.labels is not None:
+    parts = _read(name, "all", root, how)[1]
+    train, test = parts if len(parts) == 2 else _divided(parts[0])
+    if len(parts) == 2 and train.labels is not None and test.labels is not None:
         warn_of_unseen_classes(train.labels, test.labels, test.classes)
     return train, test
 
@@ -337,18 +430,21 @@ def _divided(whole: ImageData) -> tuple[ImageData, ImageData]:
     return (rest if whole.num_labels() > 1 else whole), held
 
 
-def _read(name: str, split: str, root: str | Path | None, size: int | None) -> ReadSplits:
+def _read(name: str, split: str, root: str | Path | None, how: Opening) -> tuple[ReadSplits, list[ImageData]]:
+    """Return what the reader of a name has found, and the images of each part that was requested."""
     check_name(name)
     kind, _, path = name.partition(":")
     if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
-        path, size = square[1], int(square[2])
-    if size is not None and (kind not in ("folder", "hf") or size < 4):
-        raise argument_error("data", "a size of at least 4 pixels, for folder: and hf: only", "size", size)
+        path, how = square[1], how._replace(side=int(square[2]))
+    if how.side is not None and (kind not in ("folder", "hf") or how.side < 4):
+        raise argument_error("data", "a size of at least 4 pixels, for folder: and hf: only", "size", how.side)
     if kind == "folder":
-        return read_folder(Path(path), split, size)
-    if kind == "hf":
-        return read_hub(path, split, size)
-    return read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, None if root is None else Path(root))
+        found = read_folder(Path(path), split)
+    elif kind == "hf":
+        found = read_hub(path, split)
+    else:
+        found = read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, None if root is None else Path(root))
+    return found, _parts(name, found, split, how)
 
 
 def check_name(name: str) -> None:
@@ -358,47 +454,43 @@ def check_name(name: str) -> None:
         raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=USAGE)
 
 
-def _chosen(name: str, found: ReadSplits, split: str) -> ImageData:
+def _parts(name: str, found: ReadSplits, split: str, how: Opening) -> list[ImageData]:
     """Return the requested parts; ids continue from the train split into the test split."""
-    every = {"train": (found.train, 0), "test": (found.test, found.num_train or 0)}
-    parts = [(part, first) for one, (part, first) in every.items() if split in (one, "all") and part is not None]
-    arrays = [channels_first(name, part.images) for part, _ in parts]
-    _check_one_size(name, [array.shape[1:] for array in arrays])
-    labels = [part.labels for part, _ in parts if part.labels is not None]
-    ids = [torch.arange(first, first + len(part.images)) for part, first in parts]
-    return ImageData(
-        images=torch.from_numpy(np.ascontiguousarray(np.concatenate(arrays))),
-        labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)) if len(labels) == len(parts) else None,
-        ids=torch.cat(ids),
-        name=name,
-        classes=tuple(str(c) for c in parts[0][0].classes),
-    )
+    every = [(found.train, 0, "train"), (found.test, found.num_train or 0, "test")]
+    # One part without a number of training images is divided by the caller.
+    wanted = [
+        (part, first)
+        for part, first, one in every
+        if part is not None and (split in (one, "all") or found.num_train is None)
+    ]
+    sources = [part.images for part, _ in wanted if not isinstance(part.images, np.ndarray)]
+    arrays = [part.images for part, _ in wanted if isinstance(part.images, np.ndarray)]
+    images = opened(name, sources, how) if sources else [_in_memory(name, one) for one in arrays]
+    _check_one_size(name, [one.images.shape[1:] for one in images])
+    both = zip(wanted, images, strict=True)
+    return [ImageData.of(one, name, part.labels, part.classes, first) for (part, first), one in both]
+
+
+def _in_memory(name: str, images: Array) -> Opened:
+    pixels = torch.from_numpy(np.require(channels_first(name, images), requirements=["C", "W"]))
+    return Opened(pixels, torch.arange(len(pixels)), None)
+
+
+def _joined(parts: list[ImageData]) -> ImageData:
+    """Return the images of all parts, with labels if every part has them."""
+    first, *others = parts
+    if not others:
+        return first
+
+    def whole(tensors: list[Any]) -> Any:
+        return None if any(one is None for one in tensors) else joined(tensors)
+
+    labels, digests = whole([part.labels for part in parts]), whole([part.digests for part in parts])
+    images, ids = whole([part.images for part in parts]), whole([part.ids for part in parts])
+    return replace(first, images=images, labels=labels, ids=ids, digests=digests)
 
 
 def _check_one_size(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     if len(set(shapes)) > 1:
         found = " and ".join(str(tuple(shape)) for shape in shapes)
         raise ArgumentError("data", "train and test images of one size", f"{found} in {name!r}")
-
-
-def channels_first(name: str, images: Array) -> Array:
-    """Convert uint8 images [n, h, w], [n, c, h, w] or [n, h, w, c] to [n, c, h, w].
-
-    Args:
-        name: Name of the data, for the error.
-        images: The images.
-
-    Raises:
-        ArgumentError: If the type is not uint8 or the shape is none of these.
-    """
-    if images.dtype != np.uint8:
-        fix = "use (images * 255).round().astype('uint8') for values in [0, 1]" if images.dtype.kind == "f" else None
-        raise ArgumentError("data", f"uint8 images in {name!r}", f"images of {images.dtype}", fix)
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if images.ndim != 4 or images.shape[1] not in (1, 3):
-        what = "images [n, h, w], [n, c, h, w] or [n, h, w, c] with 1 or 3 channels"
-        raise ArgumentError("data", f"{what} in {name!r}", f"images={images.shape}")
-    return images

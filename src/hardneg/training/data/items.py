@@ -218,6 +218,21 @@ class Items(ABC):
 
     # What a kind may override.
 
+    @property
+    def fetches(self) -> bool:
+        """Whether worker processes call ``fetch``; ``views`` then has a fourth argument, its result or None."""
+        return False
+
+    def fetch(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> Tensor:
+        """Return the part of ``views`` that worker processes prepare on the CPU, such as decoded images.
+
+        Args:
+            index: Positions [b].
+            epoch: The epoch.
+            seed: The seed.
+        """
+        raise NotImplementedError
+
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         """Raise for option values that the kind does not support, without reading data."""

@@ -26,7 +26,7 @@ from hardneg.core.errors import ArgumentError, optional, warn_once
 from hardneg.core.types import Keys
 from hardneg.io.terminal import progress_bars
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.training.data.items import Splits
+from hardneg.training.data.items import Items, Splits
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import has_batch_statistics
 from hardneg.training.loop.checks import number_of
@@ -147,18 +147,21 @@ def check_agreed(accelerator: Accelerator, value: int) -> None:
             raise ArgumentError("train", "every rank to see the folder of --out", f"ranks at {found.tolist()}")
 
 
-def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, n: int) -> PlannedBatchSampler:
+def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec, data: Items) -> PlannedBatchSampler:
     """Build the sampler that plans the batches of all ranks and yields those of this one.
 
     Args:
         accelerator: The accelerator of the run.
         options: Options of a recipe.
         spec: How batches are planned, from ``--batches``.
-        n: Number of training items.
+        data: The training items.
     """
+    # A checkpoint within an epoch stores the plan, so such a run plans whole segments instead of 8 batches ahead. A run
+    # that reads files writes such a checkpoint when one is lost.
+    stores_plan = bool(options.save_every_steps) or data.fetches
     return PlannedBatchSampler(
         spec.planner,
-        n,
+        len(data),
         options.batch_size // accelerator.num_processes,
         seed=options.seed,
         drop_last=True,
@@ -168,10 +171,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         total_epochs=options.epochs,
         num_replicas=accelerator.num_processes,
         rank=accelerator.process_index,
-        # A checkpoint within an epoch stores the plan, so such a run plans whole segments instead of 8 batches ahead.
-        ahead=8
-        if not options.save_every_steps and (accelerator.device.type != "cuda" or spec.planner.needs != "graph")
-        else None,
+        ahead=8 if not stores_plan and (accelerator.device.type != "cuda" or spec.planner.needs != "graph") else None,
     )
 
 
@@ -292,7 +292,21 @@ class PlanRefresher:
         size = min(every, len(self.sampler) - begun)
         left = begun + size - done
         nearest = step - (self.refreshed or 0) + min(every, len(self.sampler)) / 2 >= every
-        return nearest and left == min(LEAD, (every - 1) // 3, size - 1) and step + left < self.total
+        return nearest and left == self._lead(size) and step + left < self.total
+
+    def _lead(self, size: int) -> int:
+        """Return by how many steps a refresh precedes the end of a segment of this size."""
+        return min(LEAD, (self.spec.refresh - 1) // 3, size - 1)
+
+    def may_plan(self, done: int, batch: int) -> bool:
+        """Return True unless a refresh may still come that decides the segment beginning at a batch of an epoch.
+
+        Args:
+            done: Number of steps of the epoch that training has completed.
+            batch: Number of batches of the epoch before the segment.
+        """
+        independent = batch == 0 or self.sampler.planner.needs == "nothing"
+        return independent or done >= batch - self._lead(self.spec.refresh)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: harvested vectors, last refresh, and the data of the current plan."""

@@ -44,6 +44,9 @@ from hardneg.training.loop.records import count_lines, line_of, read_records, te
 
 CONFIG_FIX = "restore a copy, or use another --out"
 
+CHANGEABLE = ("workers", "cache_images", "bad_images")
+"""Options that may change when a run is resumed, since the result does not depend on them."""
+
 EXTRA_FIGURES = ("uniformity",)
 """Figures of the result that TensorBoard shows in addition to the measures of the evaluation."""
 
@@ -143,6 +146,7 @@ class Run:
         then, now = (
             json.loads(json.dumps(one, default=str)) for one in ({**(usual or {}), **before["options"]}, options)
         )
+        now |= {name: then[name] for name in CHANGEABLE if name in then}
         if changed := changes(then, now):
             got = f"which was started with other options ({changed})"
             raise FileError("train", "the options of the run", run.path, got, "resume with the same ones")

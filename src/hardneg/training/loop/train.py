@@ -16,9 +16,10 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from torch.nn.functional import normalize
 from hardneg.batching.plan import Plan
 from hardneg.batching.refresh import eval_mode
 from hardneg.batching.spec import BatchSpec
-from hardneg.core.errors import DataChanged, HardnegWarning, NotFinite
+from hardneg.core.errors import DataChanged, HardnegError, HardnegWarning, NotFinite
 from hardneg.core.schedules import adaptive
 from hardneg.io.embeddings import save_arrays
 from hardneg.io.files import output_folder, write_atomically
@@ -46,6 +47,7 @@ from hardneg.training.encoders import Represent, check_embeds
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives, with_estimate
 from hardneg.training.loop.data_record import data_record, encoder_record
+from hardneg.training.loop.loading import Loading
 from hardneg.training.loop.method import Batch, Build, EncodeInputs
 from hardneg.training.loop.optimisers import Updates, read_optimiser
 from hardneg.training.loop.parts import (
@@ -161,8 +163,9 @@ class Loop:
     ) -> None:
         self.accelerator, self.run, self.options, self.spec = accelerator, run, options, spec
         self.data = data.to(accelerator.device)
-        self.sampler = sampler_for(accelerator, options, spec, len(data))
+        self.sampler = sampler_for(accelerator, options, spec, data)
         self.total = options.epochs * len(self.sampler)
+        self.last = min(self.total, options.max_steps or self.total)  # schedules still run over all epochs
         torch.manual_seed(options.seed)
         self.method = synchronised(build(options, self.data, self.total).to(accelerator.device), accelerator)
         encoder = encoder_record(self.method.recorded_encoder())
@@ -173,15 +176,16 @@ class Loop:
         self.monitor = read_monitor(options.monitor) if options.monitor_every else None
         if self.monitor is not None:
             check_monitor(options.monitor, self.data)
-        self.moments = Moments.of(options.record, options.record_at).within(self.total)
+        self.moments = Moments.of(options.record, options.record_at).within(self.last)
         self.seconds = Seconds()
-        self.refresher = PlanRefresher(self.sampler, spec, self.total, self._vectors, options.seed)
+        self.refresher = PlanRefresher(self.sampler, spec, self.last, self._vectors, options.seed)
         self.adaptive = self._adaptive()
         self.epoch_loss = torch.zeros((), device=accelerator.device)
         self.seen = torch.zeros(len(data), dtype=torch.bool)  # [n], True for items that were in a batch
-        self.step, self.epoch, self.saved = 0, 0, 0
+        self.step, self.epoch, self.saved, self.updated = 0, 0, 0, False
         self.epoch_seconds: list[float] = []
         self.begun_seconds = 0.0  # time already spent on an epoch that was resumed in its middle
+        self.loading = Loading(data, self.sampler, options, self._may_plan, accelerator.device.type == "cuda")
         self._restore()
         if accelerator.is_main_process:
             run.record_trained(encoder, data.described(), data.decay(options), seen, self.data.scale())
@@ -244,13 +248,12 @@ class Loop:
             print(f"Chosen for {len(self.data):,} {self.data.noun}s: {values}.", file=sys.stderr)
         if not silent and (init := getattr(self.method.recorded_encoder(), "init", None)):
             print(f"Initial weights: {init}.", file=sys.stderr)
-        with progress_bar(silent, self.total, self.step, batch_size) as show:
+        with closing(self.loading), progress_bar(silent, self.last, self.step, batch_size) as show:
             for epoch in range(self.epoch, self.options.epochs):
-                if self._out_of_patience():
+                if self._out_of_patience() or self.step == self.last:
                     break
                 self.begun = time.perf_counter() - self.begun_seconds
-                for index in self._batches(epoch):
-                    self._one_step(epoch, index, show)
+                self._run_epoch(epoch, show)
                 self._adapt()
                 if self.accelerator.device.type == "cuda":
                     torch.cuda.synchronize(self.accelerator.device)
@@ -261,7 +264,7 @@ class Loop:
                 if self.epoch == 1 and self.accelerator.is_main_process:
                     self.run.record_memory(memory_in_use(self.accelerator.device))
                 self._run_monitor()
-                due = self.epoch % self.options.save_every == 0 or self.epoch == self.options.epochs
+                due = self.epoch % self.options.save_every == 0 or self.step == self.last
                 if due or self._out_of_patience():
                     self._save()
 
@@ -287,7 +290,8 @@ class Loop:
 
     def _count_seen(self) -> None:
         """Mark the items of the epoch that has ended as seen; the plan holds the batches of all ranks."""
-        for batch in self.sampler.plan:
+        trained = self.step - (self.epoch - 1) * len(self.sampler)
+        for batch in islice(self.sampler.plan, trained):
             self.seen[torch.from_numpy(batch)] = True
         if self.epoch == SEEN_AFTER and self.share_seen < SEEN_SHARE and self.accelerator.is_main_process:
             noun = self.data.noun
@@ -304,42 +308,58 @@ class Loop:
         """Share of the training items that were in at least one batch."""
         return float(self.seen.double().mean())
 
-    def _batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield the item positions [b] of each batch of an epoch, on the device of the data."""
-        self.sampler.set_epoch(epoch)
-        batches = iter(self.sampler)
-        while True:
-            with self.seconds.part("sampling"):
-                batch = next(batches, None)
+    def _run_epoch(self, epoch: int, show: Callable[[dict[str, float] | None], None]) -> None:
+        """Train on the remaining batches of an epoch; if one cannot be loaded, save a checkpoint before raising."""
+        batches = iter(self.loading.epoch(epoch))
+        while self.step < self.last:
+            with self.seconds.part("views" if self.data.fetches else "sampling"):
+                try:
+                    batch = next(batches, None)
+                except HardnegError:
+                    if self.updated:  # gradients of batches that are not complete are not saved
+                        self._save()
+                    raise
             if batch is None:
                 return
-            index = torch.tensor(batch)
-            yield index.pin_memory().to(self.data.ids.device, non_blocking=True) if self.data.ids.is_cuda else index
+            here = self.data.ids.device
+            index = batch.positions.pin_memory() if here.type == "cuda" else batch.positions
+            self._one_step(epoch, index.to(here, non_blocking=True), show, batch.fetched)
 
-    def _one_step(self, epoch: int, index: Tensor, show: Callable[[dict[str, float] | None], None]) -> None:
+    def _may_plan(self, epoch: int, batch: int) -> bool:
+        """Return whether the segment that begins at a batch of an epoch can be planned at this step."""
+        return self.refresher.may_plan(self.step - epoch * len(self.sampler), batch)
+
+    def _one_step(
+        self,
+        epoch: int,
+        index: Tensor,
+        show: Callable[[dict[str, float] | None], None],
+        fetched: Tensor | None = None,
+    ) -> None:
         """Train on one batch: encode, compute the loss, update, and record or save where it is due."""
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
         with self.seconds.part("views"):
-            views = joined(self.data.views(index, epoch, options.seed))
+            prepared = () if fetched is None else (fetched,)
+            views = joined(self.data.views(index, epoch, options.seed, *prepared))
         labels = None if self.data.labels is None else self.data.labels[index]
         with self.accelerator.autocast():
             loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
-        updated = self.update(loss, self.step)
-        if self.average is not None and updated:
+        self.updated = self.update(loss, self.step)
+        if self.average is not None and self.updated:
             self.average.update_parameters(method.encoder)
         method.after_step()
         self.step += 1
         self.epoch_loss += method.recorded(loss).detach()
         with self.seconds.part("graph"):
             self.refresher.after_step(self.step, epoch, method.harvest)
-        due = self.step % options.log_every == 0 or self.step == self.total
+        due = self.step % options.log_every == 0 or self.step == self.last
         with self.seconds.part("recording"):
             show(self._record(epoch, loss) if due else None)
             if self.moments.due(self.step):
                 self._record_moment(epoch)
         every, in_the_middle = options.save_every_steps, self.step % len(self.sampler) > 0
-        if every and updated and in_the_middle and self.step - self.saved >= every:
+        if every and self.updated and in_the_middle and self.step - self.saved >= every:
             self._save()
 
     def _run_monitor(self) -> None:

@@ -57,6 +57,26 @@ class TrainOptions:
         "torchvision or timm, or published weights as timm:NAME or torchvision:NAME.",
         DATA,
     )
+    cache_images: str = option(
+        "auto",
+        "Where decoded image files are kept: memory, disk (shared by ranks and later runs), none (they are decoded "
+        "again in every epoch), or auto: memory for at most 1 GiB of pixels, otherwise none.",
+        DATA,
+        among=("auto", "memory", "disk", "none"),
+    )
+    bad_images: str = option(
+        "stop",
+        "What happens with unreadable image files: stop before training and name them, or skip them.",
+        DATA,
+        among=("stop", "skip"),
+    )
+    workers: int | None = option(
+        None,
+        "Number of processes that decode image files during training (0 = none; default: the cores of the machine, "
+        "divided by its ranks, at most 8). It does not change the result.",
+        DATA,
+        low=0,
+    )
     dim: int = option(128, "Dimension of the embeddings that the loss compares.", DATA, low=1)
     negatives: str = option(
         "Uniform()",
@@ -78,6 +98,9 @@ class TrainOptions:
         NEGATIVES,
     )
     epochs: int = option(50, "Number of passes over the data.", TRAINING, low=1)
+    max_steps: int = option(
+        0, "Stop after this number of steps, even within an epoch (0 = train all --epochs).", TRAINING, low=0
+    )
     batch_size: int = option(256, "Items per batch, summed over all ranks.", TRAINING, low=2)
     encode_chunk: int = option(
         0,

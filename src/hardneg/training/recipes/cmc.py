@@ -44,7 +44,7 @@ class CMCRecipe(Instance):
         encoder = Aspects.built(list(data.images.shape[1:]), options)
         initialised(encoder, options)
         if isinstance(data.augment, Augmentation):
-            encoder.learn_scale(data.augment, data.images[:1])
+            encoder.learn_scale(data.augment, data.pixels(slice(1)))
         return encoder
 
     @classmethod
