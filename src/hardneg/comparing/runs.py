@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import warnings
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import count
@@ -25,7 +26,7 @@ from hardneg.comparing.arms import EXPRESSIONS, Arm, canonical_options
 from hardneg.comparing.memory import ChildPipes, Machine, NotStarted, num_cores, this_machine
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import SHARED
-from hardneg.core.errors import HardnegError, warn_once
+from hardneg.core.errors import HardnegError, HardnegWarning, NotFinite, warn_once
 from hardneg.io.processes import python, safe_environment
 from hardneg.training.loop.runs import DATA_CHANGED, DIVERGED, LEAVES_WITH_STDIN, NO_DISK_SPACE, NO_MEMORY, Run
 from hardneg.training.options import RECIPES, TrainOptions
@@ -98,11 +99,14 @@ class RunSettings:
         jobs: Maximum number of runs at a time; by default one for each core, or two for each GPU.
         threads: Number of threads of each run.
         allow_other_data: Resume runs although their data have changed.
+        here: Train in this process, one run after the other, and keep no weights: for studies of many short runs, for
+            which starting a process takes longer than training.
     """
 
     jobs: int | None = None
     threads: int = 1
     allow_other_data: bool = False
+    here: bool = False
 
 
 def run_all(
@@ -126,7 +130,7 @@ def run_all(
     """
     every = [(arm, seed, run_of(arm, seed, out)) for seed in seeds for arm in arms]
     wanted = {run.path.name: (arm, seed, run) for arm, seed, run in every}
-    machine = this_machine(how.jobs or usual_jobs(arms, len(seeds)), on_gpu=_on_gpu(arms))
+    machine = this_machine(1 if how.here else how.jobs or usual_jobs(arms, len(seeds)), on_gpu=_on_gpu(arms))
     machine.learn(run for _, _, run in every)
     numbers, pipes = count(1), ChildPipes()
 
@@ -184,6 +188,8 @@ def _train_when_it_fits(
 ) -> dict[str, Any]:
     """Train a run as soon as there is memory for it; retry with fewer parallel runs if memory runs out."""
     while True:
+        if how.here:
+            return in_this_process(recipe, options, run, allow_other_data=how.allow_other_data)
         with machine.reserve(run) as place, pipes.one() as pipe:
             at_once = machine.jobs
             threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(how.threads))
@@ -259,6 +265,34 @@ def in_a_process(
     if answer.returncode or result is None:
         failure = _failures.get(answer.returncode, RunFailed)
         raise failure(run.path, _ended(answer.returncode, answer.stderr or answer.stdout))
+    return result
+
+
+def in_this_process(recipe: str, options: TrainOptions, run: Run, *, allow_other_data: bool = False) -> dict[str, Any]:
+    """Train one run in this process, keep its figures but not its weights, and return its result.
+
+    Args:
+        recipe: Name of the recipe.
+        options: Options of the run.
+        run: Folder of the run.
+        allow_other_data: Resume although the data have changed.
+
+    Raises:
+        Diverged: If the losses or weights are not finite.
+    """
+    from hardneg.training.recipes import run_recipe
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HardnegWarning)
+        try:
+            result = run_recipe(recipe, options, run.path, resume=True, quiet=True, allow_other_data=allow_other_data)
+        except NotFinite as error:
+            raise Diverged(run.path, str(error)) from None
+    for one in caught:
+        if isinstance(one.message, HardnegWarning):
+            run.warn(str(one.message), one.message.kind)
+    for file in (*run.path.glob("checkpoint*"), run.path / "embeddings.npz"):
+        file.unlink(missing_ok=True)
     return result
 
 

@@ -5,7 +5,8 @@
     pairs:qqp.csv[a,b,is_duplicate=1]  only the rows with this label; a column that may be a label is never ignored
     pairs:story.txt                    consecutive lines; an empty line starts a new document
     embeddings:pairs.npz               arrays ``first`` [n, d] and ``second`` [n, e], optionally ``labels`` [n],
-                                       ``documents`` [n], ``negatives`` [n, k, e] and ``negative_documents`` [n, k]
+                                       ``documents`` [n], ``negatives`` [n, k, e] and ``negative_documents`` [n, k];
+                                       ``test`` [n] is true for pairs to evaluate on, instead of a random fifth
 
 A candidate of ``TextPairs`` is a text, not a row: equal texts share an id, and so do second texts with the same first
 text, so that the positive of one row is never a negative of another. ``VectorPairs`` may be vectors of images and of
@@ -28,7 +29,7 @@ from hardneg.core.errors import ArgumentError, NotFinite, UnknownName, located
 from hardneg.io.arrays import read_arrays
 from hardneg.io.tables import read_table
 from hardneg.training.data.inputs import Sided, TwoTowers
-from hardneg.training.data.items import Items, MinedRows, Shown
+from hardneg.training.data.items import Items, MinedRows, Shown, Splits
 from hardneg.training.data.text_files import (
     is_table,
     labels_in,
@@ -189,6 +190,7 @@ _ARRAYS = {
     "documents": "np.array(documents, dtype=str) converts them to text",
     "negatives": "np.array(negatives, dtype=float) has none",
     "negative_documents": "np.array(negative_documents, dtype=str) converts them to text",
+    "test": "np.array(test, dtype=bool) has none",
 }
 _HEADS = ("auto", "linear", "adapter")
 
@@ -250,8 +252,8 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
                 raise ArgumentError("data", "embeddings:FILE.npz", repr(options.data))
 
     @classmethod
-    def read(cls, path: str, options: TrainOptions) -> VectorPairs:
-        """Read the arrays of an .npz file.
+    def read(cls, path: str, options: TrainOptions) -> VectorPairs | Splits:
+        """Read the arrays of an .npz file; with an array ``test``, both splits.
 
         Args:
             path: Path of the file.
@@ -264,7 +266,14 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
         mined = _vectors(found, "negatives", (n, None, second.shape[1]), path) if "negatives" in found else None
         documents, others = _documents(found, (n, 0 if mined is None else mined.shape[1]), path)
         of_mined = None if mined is None else others
-        return cls(first, second, labels, torch.arange(n), documents, mined, of_mined, path, classes)
+        items = cls(first, second, labels, torch.arange(n), documents, mined, of_mined, path, classes)
+        if "test" not in found:
+            return items
+        test = np.asarray(found["test"])
+        if test.shape != (n,) or test.dtype != bool or not 0 < test.sum() < n:
+            what = f"`test` with {n} booleans, some of them true, in {path}"
+            raise ArgumentError("data", what, f"{test.dtype} {list(test.shape)}")
+        return Splits(*(items.take(torch.from_numpy(np.nonzero(part)[0])) for part in (~test, test)))
 
     def views(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> tuple[Sided, Sided]:
         """Return the two sides of the pairs at some positions.

@@ -189,6 +189,12 @@ class PairsOptions(SimCSEOptions):
     directions: str = option(
         "one", "Directions of the loss: one (first to second) or both.", NEGATIVES, among=("one", "both")
     )
+    ids: bool = option(
+        True,
+        "Never use pairs with the same document as negatives of each other; --no-ids measures what that is worth.",
+        NEGATIVES,
+        "--ids/--no-ids",
+    )
     sources: ClassVar[tuple[str, ...]] = ("batch", "mined")
 
 

@@ -38,7 +38,8 @@ class PairsRecipe(Method):
         self.encoder = data.encoder(options)
         self.loss = loss_for(options, views="pool", gather=False)
         self.both_ways = options.directions == "both"
-        documents = getattr(data, "documents", torch.arange(len(data)))
+        self.ids = options.ids
+        documents = getattr(data, "documents", torch.arange(len(data))) if options.ids else torch.arange(len(data))
         self.register_buffer("documents", documents.clone(), persistent=False)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
@@ -51,7 +52,10 @@ class PairsRecipe(Method):
         documents = self.documents[batch.ids]
         first, second = (gather(Keys(part, documents, batch.labels, source="batch")) for part in (z[:b], z[b : 2 * b]))
         # Ids in the pool are those of documents; the ids of ``keys`` are positions of pairs.
-        pool = [second, *([] if mined is None else [gather(Keys(z[2 * b :], mined.ids, source="mined"))])]
+        pool = [second]
+        if mined is not None:
+            ids = mined.ids if self.ids else torch.full_like(mined.ids, -1)
+            pool.append(gather(Keys(z[2 * b :], ids, source="mined")))
         self.last = (first.vectors, second.vectors, first.ids, first.labels, pool)
         self.keys = gather(Keys(torch.cat([z[:b], z[b : 2 * b]], dim=1).detach() * 0.5**0.5, batch.ids))
         loss: Tensor = self.loss(*self.last)
