@@ -22,7 +22,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ import yaml
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.memory import free_memory
 from hardneg.comparing.progress import Watcher
-from hardneg.comparing.request import Comparison, Try
+from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import run_of
 from hardneg.comparing.statistics import (
     SIGNIFICANCE,
@@ -248,9 +248,9 @@ def judged(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found.append(row | {"p_value": p, "detectable": estimate.detectable, "verdict": verdict})
     before = {(r["world"], r["data"], r["claim"]): r["verdict"] for r in found if r["untuned"]}
     for row in found:
-        if not row["untuned"] and row["verdict"] == NOTHING:
-            if before.get((row["world"], row["data"], row["claim"])) == HOLDS:
-                row["verdict"] = VANISHES
+        held = before.get((row["world"], row["data"], row["claim"])) == HOLDS
+        if held and not row["untuned"] and row["verdict"] == NOTHING:
+            row["verdict"] = VANISHES
     return found
 
 

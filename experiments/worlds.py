@@ -146,7 +146,7 @@ class Encoders:
         return reduced / np.linalg.norm(reduced, axis=1, keepdims=True)
 
     def static(self, dim: int) -> Path:
-        """Folder of a sentence-transformers model with the first dimensions of wordllama, which was trained for that."""
+        """Folder of a sentence-transformers model with the first dimensions of wordllama."""
         folder = self.out / f"wordllama-{dim}"
         if not folder.exists():
             from safetensors.torch import load_file

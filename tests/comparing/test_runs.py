@@ -413,3 +413,17 @@ def test_a_system_without_sigkill_can_compare() -> None:
     code = "import signal; del signal.SIGKILL; import hardneg.comparing.runs"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_runs_in_this_process_keep_figures_and_no_weights(data: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="training needs the extra train")
+    arm = parse_arm("simclr(dim=8)").with_defaults(short(data, epochs=1, encoder="tiny", device="cpu"))
+    lines: list[str] = []
+    first, again = (run_all([arm], [0, 1], tmp_path, RunSettings(here=True), Watcher(lines.append)) for _ in range(2))
+    assert first == again
+    assert [line.endswith("kept, as it was finished") for line in lines] == [False, False, True, True]
+    assert not [*tmp_path.rglob("checkpoint*"), *tmp_path.rglob("embeddings.npz")]
+    wild = arm.with_option("learning_rate", 1e30)
+    with pytest.raises(Diverged):
+        run_all([wild], [0], tmp_path, RunSettings(here=True), Watcher(nothing))
+    assert run_all([wild], [0], tmp_path, RunSettings(here=True), Watcher(nothing), may_diverge=True) == [[{}]]

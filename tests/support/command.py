@@ -28,5 +28,6 @@ def flags(values: dict[str, Any]) -> list[str]:
     lines = []
     for name, value in values.items():
         flag = "--" + name.replace("_", "-")
-        lines += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
+        off = [f"--no-{flag[2:]}"] if name == "ids" else []  # the only flag that is on by default
+        lines += ([flag] if value else off) if isinstance(value, bool) else [flag, str(value)]
     return lines

@@ -643,6 +643,8 @@ def test_an_adapter_learns_from_mined_negatives_and_is_rebuilt(tmp_path: Path) -
         ({"second": np.zeros((80, 9)), "negatives": np.zeros((80, 1, 9))}, {"encoder": "adapter", "dim": 8}, "width"),
         ({}, {"encoder": "adapter", "dim": 9}, "width"),
         ({}, {"encoder": "resnet18"}, "adapter"),
+        ({"test": np.zeros(80)}, {}, "`test`"),
+        ({"test": np.zeros(80, bool)}, {}, "`test`"),
     ],
 )
 def test_vectors_of_a_wrong_shape_are_refused(tmp_path: Path, arrays: Any, options: Any, what: str) -> None:
@@ -651,6 +653,27 @@ def test_vectors_of_a_wrong_shape_are_refused(tmp_path: Path, arrays: Any, optio
         run("pairs", tmp_path / "run", short(data, **options))
     error = caught.value
     assert what in f"{error.what} {error.got} {getattr(error, 'known', '')}"
+
+
+def test_vectors_name_their_test_pairs(tmp_path: Path) -> None:
+    test = np.arange(80) % 3 == 0
+    found = VectorPairs.splits(PairsOptions(data=adapted(tmp_path / "a.npz", test=test), encoder="adapter", dim=8))
+    assert [found.train.ids.tolist(), found.test.ids.tolist()] == [
+        np.nonzero(part)[0].tolist() for part in (~test, test)
+    ]
+    whole = VectorPairs.splits(PairsOptions(data=adapted(tmp_path / "b.npz"), encoder="adapter", dim=8))
+    assert len(whole.test) != len(found.test)
+
+
+def test_without_ids_pairs_of_one_document_are_negatives_of_each_other(tmp_path: Path) -> None:
+    losses = {}
+    for name, ids, numbers in (("masked", True, None), ("unmasked", False, None), ("distinct", True, np.arange(80))):
+        more = {} if numbers is None else {"documents": numbers, "negative_documents": np.full((80, 1), -1)}
+        data = adapted(tmp_path / f"{name}.npz", **more)
+        run("pairs", tmp_path / name, short(data, epochs=1, encoder="adapter", dim=8, ids=ids, log_every=1))
+        losses[name] = [record["loss"] for record in Run(tmp_path / name).metrics()]
+    assert losses["unmasked"] == losses["distinct"]
+    assert losses["unmasked"][0] > losses["masked"][0]
 
 
 def test_every_kind_says_what_its_items_are() -> None:
