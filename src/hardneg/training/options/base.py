@@ -59,21 +59,21 @@ class TrainOptions:
     )
     cache_images: str = option(
         "auto",
-        "Where decoded image files are kept: memory, disk (shared by ranks and later runs), none (they are decoded "
-        "again in every epoch), or auto: memory for at most 1 GiB of pixels, otherwise none.",
+        "Where decoded pixels are kept: memory, disk (shared by ranks and later runs), none (decoded again in every "
+        "epoch), or auto: memory for at most 1 GiB, otherwise none.",
         DATA,
         among=("auto", "memory", "disk", "none"),
     )
     bad_images: str = option(
         "stop",
-        "What happens with unreadable image files: stop before training and name them, or skip them.",
+        "What happens with files that cannot be decoded: stop before training and name them, or skip them.",
         DATA,
         among=("stop", "skip"),
     )
     workers: int | None = option(
         None,
-        "Number of processes that decode image files during training (0 = none; default: the cores of the machine, "
-        "divided by its ranks, at most 8). It does not change the result.",
+        "Number of processes that decode files during training (0 = none; default: the cores of the machine, divided "
+        "by its ranks, at most 8). It does not change the result.",
         DATA,
         low=0,
     )
