@@ -175,7 +175,7 @@ def _share_of_all(tags: list[Tensor]) -> float:
 
 
 def _with_unknown_apart(name: str, tag: Tensor, size: int) -> Tensor:
-    """Return labels or groups with a number of its own for each unknown (negative) one."""
+    """Return labels or groups with a separate number for each unknown (negative) one."""
     if not isinstance(tag, Tensor) or tag.shape != (size,):
         got = tuple(tag.shape) if isinstance(tag, Tensor) else type(tag).__name__
         raise argument_error("audit", f"{name} of {size} items", name, got)

@@ -180,7 +180,7 @@ def listed_rows(audited: AuditedPairs, mined: Mined | Tensor) -> Annotated[Tenso
             raise ArgumentError("audit", "mined to be the result of hn.mine or a tensor of integer ids [q, k]", got)
         rows = RowsOf(ids, len(audited.candidates))(mined.cpu().flatten()).view(mined.shape)
         if bool(((rows < 0) & (mined.cpu() != -1)).any()):
-            raise ArgumentError("audit", "mined ids that are in the corpus (or -1 for none)", "ids that are not")
+            raise ArgumentError("audit", "mined ids that are in the corpus (or -1 for none)", "unknown ids")
     if len(rows) != len(audited.anchors):
         raise ArgumentError("audit", f"mined negatives of {len(audited.anchors)} anchors", str(len(rows)))
     return rows

@@ -1,7 +1,7 @@
 """Rates of `hardneg judge` in an audit: further rows of the table, with bounds, and dots of the frontier.
 
 A judged rate is that of the negatives that a rule mines (its ``k`` slots per query), while a row of an audit averages
-over the whole distribution of the rule. They are different quantities, so a judged rule has a row of its own, at the
+over the whole distribution of the rule. They are different quantities, so a judged rule has its own row, at the
 mean similarity of the negatives that it mined.
 """
 

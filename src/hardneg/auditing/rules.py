@@ -118,7 +118,7 @@ def _check_factor(factor: Negatives, positives: bool, labels: bool, groups: bool
     if "positives" in reads and not positives:
         given, judged = spelled("audit", "positives"), spelled("audit", "judgements")
         fix = f'give {given} (a second view of each row, or "label": one row of the same label) or {judged}'
-        raise ArgumentError(repr(factor), "positives", "embeddings without any", fix)
+        raise ArgumentError(repr(factor), "positives", "embeddings without positives", fix)
     for tag, word, known in (("labels", "labels", labels), ("clusters", "groups", groups)):
         if tag in reads and not known:
             fix = f"give {spelled('audit', word)}"

@@ -64,7 +64,7 @@ class PlanningProcess:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump(sys.path, self._process.stdin)  # so that a planner of the user's can be imported
+        pickle.dump(sys.path, self._process.stdin)  # so that a user's planner can be imported
         shared = SharedGraph(self._folder.name, tuple(graph.neighbours.shape), graph.digest)
         for here, there in zip((graph.neighbours, graph.similarities), shared.tensors("w+"), strict=True):
             there.copy_(here)

@@ -303,7 +303,7 @@ class _Pools:
     """Uniform sets of ``size`` of the n nodes, cut from a stream of permutations.
 
     So all nodes are candidates equally often. Independent pools would leave some nodes out of all of them, and no walk
-    could ever reach those. A node's number has no influence, so each pool by itself is uniform.
+    could ever reach those. A node's number has no influence, so each pool is uniform on its own.
     """
 
     def __init__(self, n: int, size: int, generator: torch.Generator | None) -> None:

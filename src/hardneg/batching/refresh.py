@@ -164,7 +164,7 @@ class Refresh:
         self.sampler.data = self._aside(build, vectors.device) if vectors.is_cuda else build()
 
     def _aside(self, build: Callable[[], ProximityGraph], device: torch.device) -> Future[ProximityGraph]:
-        """Build the graph in a thread and a CUDA stream of its own, once the vectors are ready."""
+        """Build the graph in its own thread and CUDA stream, once the vectors are ready."""
         if self._thread is None or self._stream is None:
             # One stream for all graphs: freed memory is kept for its stream, so a new stream for each graph would
             # allocate from the device each time, which synchronises everything that runs there.

@@ -174,7 +174,7 @@ class PlannedBatchSampler(BatchSampler):
     def resume(self, plan: Plan | str | Path, position: int) -> None:
         """Start the next pass within an epoch, for loaders that do not save their state.
 
-        The HF Trainer skips batches by itself: assign ``plan`` there instead.
+        The HF Trainer itself skips batches: assign ``plan`` there instead.
 
         Args:
             plan: Plan of the epoch, or its file.

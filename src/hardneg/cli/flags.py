@@ -4,7 +4,7 @@ Each option is declared once, as a field made by ``hardneg.core.options.option``
 (`parameters_of`), its name in YAML files (`checked_values`), its checks, and its place in the dataclass that the work
 receives (`build`). The decorator `with_parameters` makes a command with these flags and those of every verb
 (`GENERAL`); `Command` shows the common flags in ``--help`` and all of them in ``--help-all``. Small verbs use the
-decorator `verb`; mine, audit, compare and train call the parts themselves, because they add flags of their own.
+decorator `verb`; mine, audit, compare and train call the parts themselves, because they add their own flags.
 """
 
 from __future__ import annotations

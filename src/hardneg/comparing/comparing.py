@@ -2,7 +2,7 @@
 
 ``compare`` is the public function. It is ``prepare`` (check everything before training) followed by ``carry_out``
 (tune, train, judge, write); the command line calls the two separately, to show errors before its progress bar. Each run
-has a folder of its own (runs.py), so a killed comparison resumes and keeps finished runs.
+has its own folder (runs.py), so a killed comparison resumes and keeps finished runs.
 
 ``check_arms`` first runs the checks that need only the options, then those that read the data, and last those of the
 encoder and views that "auto" resolves to.

@@ -1,4 +1,4 @@
-"""Runs of a comparison: each one in a subprocess and a folder of its own, so that a killed comparison resumes.
+"""Runs of a comparison: each in its own subprocess and folder, so that a killed comparison resumes.
 
 ``run_all`` is the entry point, called by comparing.py for the arms and again for their tuned values. A run whose result
 is on disk is only read. memory.py decides when another run may start, progress.py reports how many have ended. The

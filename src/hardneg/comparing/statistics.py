@@ -168,7 +168,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     before it. This holds however the differences depend on each other, as all of them are from the same arm.
 
     Args:
-        p_values: P-values of the differences, each by itself.
+        p_values: P-values of the differences, each on its own, uncorrected.
 
     Example:
         >>> [round(p, 3) for p in holm([0.04, 0.01, 0.02])]
@@ -198,7 +198,7 @@ def holm_levels(p_values: Sequence[float]) -> list[float]:
 def _items(arms: Sequence[Outcomes], table: NDArray[np.float64] | None) -> tuple[float, float]:
     """Return the variance between items, and the residual variance after the effects of run and item.
 
-    If it is unknown which items were right, each arm counts as if it had test items of its own, which is an upper
+    If it is unknown which items were right, each arm counts as if it had its own test items, which is an upper
     bound; and the variance between runs is at least that of rounding to a whole number of items.
     """
     number = arms[0].num_test or 0

@@ -136,7 +136,7 @@ class Verdict:
             negatives), "peers" (both use labels and the first arm does not, or the reverse) or "temperature" (a tilted
             arm against its untilted control).
         difference: Difference of the means, as a share.
-        half_width: Half the 95 % interval of the difference by itself; None where there is no verdict.
+        half_width: Half the uncorrected 95 % interval of the difference; None where there is no verdict.
         corrected_half_width: Half the interval at the level of its test, which excludes 0 if it is significant.
         p_value: P-value of the difference, corrected for all differences of the comparison.
         family: Number of differences of the comparison that are judged.

@@ -138,7 +138,7 @@ class Launched:
     def bind(self, *args: Any, **constants: Any) -> Callable[[tuple[int, ...], int], None]:
         """Return ``launch(grid, base)``, which runs ``kernel[grid](base, *args, **constants)``.
 
-        For many launches that differ only in the base, a multiple of 16: the other arguments are inspected once.
+        Use it for many launches that differ only in ``base``, a multiple of 16: the other arguments are inspected once.
         """
         known, every = None, (0, *args)
 

@@ -22,7 +22,7 @@ from hardneg.core.tensors import constant
 from hardneg.core.types import Keys, Tags
 
 NUMBERED = 2**62
-"""First of the ids assigned to rows without an id of their own; larger than the ids of any data set."""
+"""First of the ids assigned to rows that have no id; larger than the ids of any data set."""
 
 
 class HasKeys(Protocol):

@@ -160,8 +160,8 @@ def _whole(text: str) -> int:
 
 
 def _not_json(text: str) -> Any:
-    """Raise for a number that JSON does not have."""
-    raise ValueError(f"{text[:40]} is not a number of JSON")
+    """Raise for a number that JSON cannot represent."""
+    raise ValueError(f"{text[:40]} is not a valid JSON number")
 
 
 def read_json(path: Path, advice: str, *, who: str = "hardneg") -> dict[str, Any]:
@@ -215,7 +215,7 @@ def locked(
 
     if path.is_symlink() or (path.exists() and not path.is_file()):
         got = "a link" if path.is_symlink() else "not a regular file"
-        raise FileError(who, "a lock file of its own", path, got=got, fix=f"delete {path}")
+        raise FileError(who, "to create its lock file", path, got=got, fix=f"delete {path}")
     lock = FileLock(path)
     try:
         lock.acquire(timeout=patience)

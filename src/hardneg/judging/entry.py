@@ -112,9 +112,9 @@ def judge(
     num_known = check_count("judge", "num_known", num_known)
     num_mined = check_count("judge", "num_mined", num_mined, least=0)
     if num_mined and confirm is None:
-        raise argument_error("judge", "confirm, which judges mined pairs too", "num_mined", num_mined)
+        raise argument_error("judge", "a judge for confirm if num_mined is set", "num_mined", num_mined)
     if num_mined > budget:
-        raise argument_error("judge", f"at most the budget of {budget}", "num_mined", num_mined)
+        raise argument_error("judge", f"num_mined within the budget of {budget}", "num_mined", num_mined)
     check_promise(level, confidence)
     wanted = read_rules(rules)
     corpus = corpus if isinstance(corpus, Keys) else Keys(corpus)

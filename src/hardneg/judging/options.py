@@ -74,7 +74,7 @@ class JudgeOptions:
         FILE, "Who judges: file (people, on a sheet), llm, file.py:function, or cross-encoder:MODEL.", JUDGE
     )
     above: float | None = option(
-        None, "A pair with a grade above this is a false negative (0, with --judge llm 1).", JUDGE
+        None, "A pair with a grade above this is a false negative (default 0; 1 with --judge llm).", JUDGE
     )
     answers: tuple[str, ...] = option((), "Table of answers of people: ids and grade. May be repeated.", JUDGE)
     sheet: int = option(0, "Pairs on one sheet (0 = as many as are certainly needed).", JUDGE, low=0)
@@ -93,7 +93,7 @@ class JudgeOptions:
         low=0,
     )
     asking: LLMOptions = field(default_factory=LLMOptions, metadata=part())
-    resume: bool = option(False, "Only continue what is in --out; an error if there is nothing.", "Execution")
+    resume: bool = option(False, "Only continue the job in --out; raises if there is none.", "Execution")
 
     def __post_init__(self) -> None:
         make_plain(self)

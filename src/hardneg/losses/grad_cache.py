@@ -55,7 +55,7 @@ class GradCache:
 
     Args:
         encode: A module, or a function that uses the weights of ``module``. Its arguments are tensors with one entry
-            per row, also in dicts, lists and tuples, without a gradient of their own, or objects with a length, slices
+            per row, also in dicts, lists and tuples, that need no gradient themselves, or objects with a length, slices
             and ``to``; anything else is passed on unchanged. It returns [b, d].
         chunk_size: Number of rows that are encoded at once. A batch that is no larger is encoded once, as usual.
         module: The module whose weights ``encode`` uses, if ``encode`` is a function.
@@ -100,7 +100,7 @@ class GradCache:
             return chunks.encoded()
         if any(tensor.requires_grad for tensor in _tensors((inputs, named))):
             fix = "detach them, or compute them inside the encoder"
-            raise ArgumentError("GradCache", "inputs without a gradient of their own", "requires_grad=True", fix)
+            raise ArgumentError("GradCache", "inputs that need no gradient", "requires_grad=True", fix)
         weights = [] if chunks.first.collects else [each for each in chunks.first.weights if each.requires_grad]
         differentiable: list[Tensor] = [*weights] or [torch.zeros((), requires_grad=True)]
         vectors: Tensor = _Twice.apply(chunks, *differentiable)  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class _Twice(torch.autograd.Function):
 
 
 def _collects_gradients(module: nn.Module) -> bool:
-    """True for DistributedDataParallel, FSDP and DeepSpeed, which collect the gradients in hooks of their own."""
+    """True for DistributedDataParallel, FSDP and DeepSpeed, which collect the gradients in their own hooks."""
     names = ("no_sync", "set_requires_gradient_sync")
     return any(hasattr(part, name) for part in module.modules() for name in names)
 

@@ -1,6 +1,6 @@
 """Close neighbours as extra positives: Local Aggregation (Zhuang et al. 2019), Ring's neighbour views and Ring + C_i.
 
-All positives of an anchor share one numerator, log sum e^s, whereas SupCon gives each positive a loss of its own.
+All positives of an anchor share one numerator, log sum e^s, whereas SupCon gives each positive its own loss.
 """
 
 from __future__ import annotations

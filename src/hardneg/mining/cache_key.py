@@ -4,9 +4,9 @@
   prompts and settings.
 - A function: the version that the user declares (``--cache-key``; ``function.cache_key``, a value
   with a stable repr or a function that returns one; or ``function.cache_files``, paths), and the
-  source of its file and of every module of the user's that it imports. Its weights can be anywhere
+  source of its file and of every module outside installed packages that it imports. Its weights can be anywhere
   (a dict, an object, a default argument, the environment), so a function without a declaration has
-  no key, and its results are not reused. The same holds for a model with modules of the user's own.
+  no key, and its results are not reused. The same holds for a model with custom modules.
 - An item: its text or, if the text is the path of a file, the name and bytes of that file.
 
 Installed packages are not inspected: declare their version if it matters.
@@ -56,7 +56,7 @@ def key_of_model(path: str, model: Any, declared: str | None = None) -> str | No
     Args:
         path: Folder or name of the model; empty for one made in memory.
         model: The model itself.
-        declared: Version that the user declares, needed for a model with modules of the user's own.
+        declared: Version that the user declares, needed for a model with custom modules.
     """
     own = {type(part).__module__ for part in model.modules() if _file_of(type(part).__module__) is not None}
     if declared is None and any(not module.startswith(_of_hub) for module in own):
@@ -146,7 +146,7 @@ def _sources(modules: list[str]) -> dict[str, _Source]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the source file of a module of the user's own; None for built-in and installed modules."""
+    """Return the source file of one of the user's modules; None for built-in and installed modules."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module not in sys.modules:
         if "." in module and _file_of(module.partition(".")[0]) is None:  # find_spec would import the package

@@ -180,7 +180,7 @@ def mine_dataset(
     given = _documents(dataset, names, label_column_name, positive_label)
     problem = _problem(dataset, names, corpus, given)
     if judged_negatives and not problem.judged_negatives:
-        raise ArgumentError("mine", "pairs of another label for judged_negatives", "none", "give positive_label=...")
+        raise ArgumentError("mine", "pairs with another label for judged_negatives", "none", "pass positive_label=...")
     sides = texts_of(problem.queries, "mine"), texts_of(problem.corpus, "mine")
     texts = DatasetTexts(sides, batch_size, cache_folder, cache_key)
     rule = translate(named, negatives, k, draw, max(map(len, problem.positives)))

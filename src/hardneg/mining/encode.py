@@ -105,7 +105,7 @@ def key_of_run(out: str | Path, cache: Path, engine: Engine) -> str:
 
 
 def _folder_of(key: str, cache: Path) -> Path:
-    """Return the folder of the vectors of a key: those of one run have a folder of their own."""
+    """Return the folder of the vectors of a key: those of one run have their own folder."""
     found = _single.fullmatch(key)  # the full key, which may come from a manifest that a stranger wrote
     return cache.absolute() / found[1] if found else cache.absolute()
 
@@ -137,7 +137,7 @@ def encoders_of_model(
         dtype: Data type of the parameters.
         prompts: Prompts, or names of the model's prompts, for queries and documents; None uses the
             model's own.
-        cache_key: Version that the user declares, for a model with modules of the user's own.
+        cache_key: Version that the user declares, for a model with custom modules.
     """
     SentenceTransformer = optional("sentence_transformers", "--model", extra="text").SentenceTransformer  # noqa: N806
     with loading_model("--model", path):

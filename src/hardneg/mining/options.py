@@ -100,7 +100,7 @@ class MineOptions:
     seed: int = option(0, "Seed of the draws.", RULE)
     temperature: float = option(TEMPERATURE, "Temperature of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: Similarity = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))
-    guide: str | None = option(None, "sentence-transformers model whose scores by='guide' uses.", RULE)
+    guide: str | None = option(None, "sentence-transformers model that scores pairs for by='guide'.", RULE)
     cross_encoder: str | None = option(None, "CrossEncoder that scores the candidates a second time.", RULE)
     cross_encoder_use: str = option(
         "rerank",

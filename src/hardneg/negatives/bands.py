@@ -29,7 +29,7 @@ class Threshold(Negatives):
     """Keeps candidates that are at least this similar to the anchor.
 
     H-SCL writes tau = e^(l / temperature) for a cosine threshold l. An anchor for which no candidate passes has no
-    negative, and its loss is 0. With ``Threshold("mean")`` each anchor has a threshold of its own, tau(x, f) = E[e^s]
+    negative, and its loss is 0. With ``Threshold("mean")`` each anchor has its own threshold, tau(x, f) = E[e^s]
     over the candidates that the factors before it kept. The paper takes that mean over candidates of any label, so
     write ``Threshold("mean") * OtherLabel()`` for its H-SCL(tau(x, f)).
 

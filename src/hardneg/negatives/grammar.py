@@ -105,7 +105,7 @@ class NotText(GrammarError):
     """A distribution has no text because it is built from Python objects."""
 
     def __init__(self, text: str) -> None:
-        fix = "register it under a name (register_hardening, or a class of its own) to use it in configs and reports"
+        fix = "register it under a name (register_hardening, or its own class) to use it in configs and reports"
         super().__init__("to_text", "names and numbers only", text, fix)
         self.args = (text,)
 

@@ -336,7 +336,7 @@ def _shares(counts: dict[str, Any], low: float, high: float) -> tuple[list[float
 def separation_of(arm: ArmRuns) -> float | None:
     """Return the mean separation over the seeds of an arm; None without embeddings.
 
-    Each seed counts by itself, since similarities of two encoders are not comparable.
+    Each seed counts separately, since similarities of two encoders are not comparable.
     """
     files = [one.run.path / "embeddings.npz" for one in arm.seeds if one.result is not None]
     found = [share for file in files if (share := _of_file(file)) is not None]
@@ -387,7 +387,7 @@ class Cell:
     Attributes:
         key: Name of the column.
         label: Heading of the column, which narrow screens show in the cell.
-        parts: Texts of the cell, each of which may be on a line of its own.
+        parts: Texts of the cell, each of which may be on its own line.
         tag: Small mark under the text, such as "significant".
         tag_kind: CSS class of the mark: "above", "below" or "alike".
     """

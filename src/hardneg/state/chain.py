@@ -62,13 +62,13 @@ class Chain(Stateful):
     """The state of one chain per instance and view: the id and view of its negative, and that negative's last scores.
 
     A state that is not among the candidates can still be proposed, with the scores of its views at the last visit.
-    Several rows with one id and view all walk from the stored state, with draws of their own, and the end of the last
+    Several rows with one id and view all walk from the stored state, with their own draws, and the end of the last
     row is stored. In eval mode nothing is stored. Memory: a few numbers per chain, no vectors.
 
     Args:
         num_instances: Size of the data set.
         burn_in: Share of the steps of a batch that are walked but not counted.
-        num_views: Number of anchors per instance with a chain of their own, such as two augmentations; also the number
+        num_views: Number of anchors per instance that have their own chain, such as two augmentations; also the number
             of columns that an instance has as a candidate.
         seed: Seed of the draws.
     """

@@ -21,7 +21,7 @@ from hardneg.state.stateful import Stateful, check_count, check_ids
 class Clusters(Stateful):
     """The cluster of each instance in one or several clusterings, [num_instances, num_runs].
 
-    Before the first refresh every instance is a cluster of its own, as in the first batches of Local Aggregation.
+    Before the first refresh every instance is its own cluster, as in the first batches of Local Aggregation.
 
     Args:
         num_instances: Size of the data set.

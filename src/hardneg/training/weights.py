@@ -38,7 +38,7 @@ def initialised(encoder: nn.Module, options: TrainOptions) -> nn.Module:
 
     Args:
         encoder: The fresh encoder; its ``init`` then says what was loaded.
-        options: Options of the run; ``init`` is a run directory, a file of torch or safetensors, or ``timm:NAME`` or
+        options: Options of the run; ``init`` is a run directory, a torch or safetensors file, or ``timm:NAME`` or
             ``torchvision:NAME`` for the published weights of these libraries, which they download.
 
     Raises:

@@ -309,7 +309,7 @@ def _check_model(model: nn.Module) -> None:
             "use MultipleNegativesRankingLoss or LambdaLoss of sentence_transformers.cross_encoder.losses, with "
             "negatives of hardneg mine --format triplet or labeled-list"
         )
-        raise ArgumentError("NegativesLoss", "a model that embeds each text by itself", "a CrossEncoder", fix)
+        raise ArgumentError("NegativesLoss", "a model that embeds each text separately", "a CrossEncoder", fix)
 
 
 def _embedded(model: nn.Module, features: list[dict[str, Tensor]]) -> list[Tensor]:

@@ -84,7 +84,7 @@ def why_unsupported_loss(pairing: Pairing, negatives: Negatives, objective: Obje
     if form.window is not None and not (plain and _is_queue(pairing)):
         return f"{negatives!r} needs normalised anchors of 16 bits against candidates without a gradient"
     if pairing.positives.ids is not None:
-        return "positives have ids of their own"
+        return "the positives have their own ids"
     if pairing.positives.vectors.numel() >= 2**31:
         return "the positives have 2**31 elements or more"
     labels_read = pairing.label_positives or form.other_labels

@@ -280,7 +280,7 @@ class ImageTexts(Items, prefix="imagetext", form="imagetext:TABLE"):
             seed: Seed of the division.
         """
         names, places = torch.unique(self.documents.cpu(), return_inverse=True)
-        return stratified(None, len(names), share, seed, "more images with texts of their own")[places]
+        return stratified(None, len(names), share, seed, "more images with different texts")[places]
 
     def take(self, index: Annotated[Tensor, "m"]) -> Self:
         """Return the pairs at positions [m], with only the images that they need."""

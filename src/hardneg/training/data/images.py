@@ -437,7 +437,7 @@ def _read(name: str, split: str, root: str | Path | None, how: Opening) -> tuple
     if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
         path, how = square[1], how._replace(side=int(square[2]))
     if how.side is not None and (kind not in ("folder", "hf") or how.side < 4):
-        raise argument_error("data", "a size of at least 4 pixels, for folder: and hf: only", "size", how.side)
+        raise argument_error("data", "a size of at least 4 pixels (only folder: and hf: accept one)", "size", how.side)
     if kind == "folder":
         found = read_folder(Path(path), split)
     elif kind == "hf":

@@ -86,7 +86,7 @@ def accelerator_for(options: TrainOptions) -> Accelerator:
     """
     accelerate = optional("accelerate", "train", extra="train")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    # Without a GPU and without cpu=True, Accelerate would treat each rank as a run of its own.
+    # Without a GPU and without cpu=True, Accelerate would treat each rank as a separate run.
     on_cpu = options.device == "cpu" or (ranks > 1 and not torch.cuda.is_available())
     state = accelerate.state.AcceleratorState
     _forget_another_run(state, options.precision, on_cpu)

@@ -1,7 +1,7 @@
 """Options of the recipes that compare images with a memory bank or a cache of past embeddings.
 
 ``BankOptions`` is the shared part; ``instance``, ``cmc`` and ``local-aggregation`` derive from it. The negative cache
-has options of its own, since it encodes its negatives again instead of storing a vector for every image.
+has its own options, since it encodes its negatives again instead of storing a vector for every image.
 """
 
 from __future__ import annotations

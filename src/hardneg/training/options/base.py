@@ -53,8 +53,8 @@ class TrainOptions:
     )
     init: str | None = option(
         None,
-        "Initial weights of the encoder: a run directory, a file of torch or safetensors with names of hardneg, "
-        "torchvision or timm, or published weights as timm:NAME or torchvision:NAME.",
+        "Initial weights of the encoder: a run directory, a torch or safetensors file with the parameter names of "
+        "hardneg, torchvision or timm, or published weights as timm:NAME or torchvision:NAME.",
         DATA,
     )
     cache_images: str = option(
@@ -217,7 +217,7 @@ def defaults_of(options: TrainOptions) -> dict[str, Any]:
     """Return the default of each option that has one.
 
     Args:
-        options: Options of a recipe, or a dataclass of the user's own recipe, whose fields need not have defaults.
+        options: Options of a recipe, or a dataclass of a user's recipe, whose fields need not have defaults.
     """
     return {one.name: one.default for one in fields(options) if one.default is not MISSING}
 
