@@ -188,7 +188,7 @@ def test_bytes_and_folders_are_no_json(tmp_path: Path) -> None:
 def test_numbers_that_json_does_not_have_are_refused() -> None:
     assert parse_json('{"a": [1.5, -2]}') == {"a": [1.5, -2]}
     for text in ("[-Infinity]", "[1e999]", "[NaN]"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="JSON"):
             parse_json(text)
 
 

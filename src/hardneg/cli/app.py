@@ -79,7 +79,7 @@ def compare(ctx: typer.Context, config: Path | None, output: Output, **values: A
 
       hardneg compare --arm "simclr()" --arm "simclr() @ proximity()" --seeds 5
 
-      hardneg compare --arm "hcl()" --tune temperature=0.2,0.5 --tune beta=0.5,1,2
+      hardneg compare --arm "simclr()" --arm "hcl()" --tune temperature=0.2,0.5
 
       hardneg compare --arm "supcon()" --arm "hscl()" --option encoder=resnet18
 
