@@ -90,8 +90,8 @@ results: .venv/installed ## Write docs/results.md from the studies and their JSO
 	$(BIN)/python tools/results.py
 	$(BIN)/python tools/pictures.py
 
-outputs: .venv/installed ## Write what the Python blocks of the README and the docs print.
-	$(BIN)/python -m pytest -q tests/project/test_docs.py -k page_runs --write-outputs
+outputs: .venv/installed ## Write what the Python blocks of the README and the docs print, and the notebooks.
+	$(BIN)/python -m pytest -q tests/project -k "page_runs or notebook_runs" --write-outputs
 
 # The tools are those of the release workflow, with its hashes; the second environment has nothing but the wheel.
 dist: ## Build a wheel and a source distribution, check them, and try the wheel in an empty environment.

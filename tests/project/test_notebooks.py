@@ -1,17 +1,25 @@
-"""What notebooks show of results: tables in which every text of a user is escaped."""
+"""Notebooks: those of docs/notebooks run, and results are tables in which every text of a user is escaped."""
 
 from __future__ import annotations
 
+import io
+import json
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch.nn.functional import normalize
 
 import hardneg as hn
 from hardneg.comparing.comparing import ComparisonSummary
 from hardneg.core.text import html_table
+from hardneg.io.terminal import progress_bars
+
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 BAD = "<script>alert(1)</script>"
 
@@ -82,3 +90,68 @@ def test_a_comparison_shows_arms_and_the_answer() -> None:
     summary = ComparisonSummary(metric="knn", k=20, rows=rows, answer=["B is better."], sentences=[])
     texts = shown(summary)
     assert {BAD, "A", "50.00 ± 1.00", "10.00", "B is better."} <= set(texts)
+
+
+def kinds_of(cell: Any) -> set[str]:
+    """What a cell shows, such as text/html; progress bars and warnings are not results."""
+    shown = {kind for output in cell.get("outputs", ()) for kind in output.get("data", ()) if kind != "text/plain"}
+    printed = any(output.get("name") == "stdout" for output in cell.get("outputs", ()))
+    return shown | ({"printed"} if printed else set())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_runs(path: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """With ``--write-outputs`` the results are stored in the notebook."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    before = [kinds_of(cell) for cell in cells]
+    install, cells[0].source = cells[0].source, "pass"
+    nbclient.NotebookClient(
+        notebook, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    cells[0].source = install
+    if pytestconfig.getoption("--write-outputs"):
+        for cell in cells:
+            cell.metadata = {}
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr" and not is_bar(one)]
+        nbformat.write(notebook, path)
+    else:
+        assert before == [kinds_of(cell) for cell in cells]
+
+
+def is_bar(output: Any) -> bool:
+    """Whether an output is the place of progress bars that have been removed."""
+    return output.output_type == "display_data" and output.data.get("text/html") == ""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_opens_elsewhere(path: Path) -> None:
+    """It has a link to Colab, installs hardneg first, shows results, and mentions no path of a machine."""
+    content = path.read_text(encoding="utf-8")
+    first, install, *others = json.loads(content)["cells"]
+    assert f"/blob/main/docs/notebooks/{path.name}" in "".join(first["source"])
+    assert "".join(install["source"]).startswith("%pip install -q 'hardneg[")
+    assert sum(bool(cell.get("outputs")) for cell in others) >= 3
+    assert not any(folder in content for folder in ("/tmp", "/root", "/home", "/work"))
+
+
+def test_bars_in_a_notebook_are_replaced_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display")
+    shown: list[str] = []
+
+    class Place:
+        def update(self, page: Any) -> None:
+            shown.append(page.data)
+
+    monkeypatch.setattr(display, "display", lambda *_, **__: Place())
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    with progress_bars(console=console) as bars:
+        advance = bars("train", 4)
+        advance(4, BAD)
+        bars("evaluate", None)
+    assert 'value="4" max="4"' in shown[1]
+    assert "train 4/4" in shown[1]
+    assert "&lt;script&gt;" in shown[1]
+    assert "<progress></progress> evaluate" in shown[2]
+    assert shown[-1] == ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError
+from hardneg.core.text import counted
 from hardneg.io.files import run_again, without_nan, write_atomically, write_json
 from hardneg.io.outputs import sealed_page
 from hardneg.mining.options import TEMPERATURE
@@ -338,6 +339,11 @@ class Audit:
         from hardneg.auditing.terminal import as_text
 
         return as_text(self)
+
+    def __repr__(self) -> str:
+        """Summarise in one line: number of rules, and of anchors and candidates behind their figures."""
+        pairs = f"{counted(self.num_anchors, 'anchor')}, {counted(self.num_candidates, 'candidate')}"
+        return f"Audit({counted(len(self.rows), 'rule')}, {pairs})"
 
     def _repr_html_(self) -> str:
         """Show the rules, the suggestions and the problems of mined lists as tables in notebooks."""

@@ -59,6 +59,10 @@ class AllDiverged(HardnegError, OSError):
 class ComparisonSummary(dict[str, Any]):
     """Contents of comparison.json, with a table in notebooks."""
 
+    def __repr__(self) -> str:
+        """Return the answer on one line; ``dict(summary)`` has everything."""
+        return f"ComparisonSummary({len(self['rows'])} arms: {' '.join(self['answer'])})"
+
     def _repr_html_(self) -> str:
         """Show the arms with their means and differences, and the answer below."""
 

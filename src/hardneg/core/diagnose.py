@@ -69,6 +69,11 @@ class Diagnosis:
         summed = self.counts.double().sum(0).long().tolist()
         return dict(zip(("positives", "negatives", "false_negatives"), summed, strict=False))
 
+    def __repr__(self) -> str:
+        """Summarise in one line: number of anchors and the means that are not 0."""
+        means = [f"{name} {mean:.3g}" for name, mean in self.summary().items() if mean and not math.isnan(mean)]
+        return f"Diagnosis({counted(len(self.empty), 'anchor')}: {', '.join(means)})"
+
     def _repr_html_(self) -> str:
         """Show the means as a table in notebooks."""
         rows = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import importlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -10,7 +13,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.segment import Segment
 
-from hardneg.core.text import printable_lines
+from hardneg.core.text import printable, printable_lines
 
 
 class Terminal(Console):
@@ -50,7 +53,7 @@ Bars = Callable[[str, float | None], Bar]
 
 @contextmanager
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Bars]:
-    """Show progress bars on standard error while the block runs, and remove them at its end.
+    """Show progress bars on standard error or in a notebook while the block runs, and remove them at its end.
 
     A bar shows its phase ("encode", "train", "evaluate" ...), the steps completed and the time left, or the time
     elapsed where the number of steps is unknown. It is drawn again several times per second, so that something moves
@@ -64,6 +67,10 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
         A function of (phase, number of steps) that starts a bar, or restarts the bar of the same phase.
     """
     console = console or Terminal(stderr=True)
+    if console.is_jupyter and not quiet and os.environ.get("RANK", "0") == "0":
+        with _notebook_bars() as notebook:
+            yield notebook
+        return
     if quiet or not console.is_terminal or os.environ.get("RANK", "0") != "0":
         yield lambda phase, steps: _ignore  # rich 13.0 prints an empty line even after a disabled bar
         return
@@ -110,6 +117,41 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
             return advance
 
         yield bar
+
+
+@contextmanager
+def _notebook_bars() -> Iterator[Bars]:
+    """Show progress bars in the output of a notebook's cell.
+
+    They are plain HTML: the widgets that rich and tqdm use are not installed everywhere.
+    """
+    ipython: Any = importlib.import_module("IPython.display")  # without types
+    shown: dict[str, str] = {}
+    place = ipython.display(ipython.HTML(""), display_id=True)
+
+    def bar(phase: str, steps: float | None) -> Bar:
+        begun, drawn, count, text = time.monotonic(), 0.0, 0.0, ""
+
+        def advance(done: float, note: str = "") -> None:
+            nonlocal drawn, count, text
+            count, text = count + done, note or text
+            now = time.monotonic()
+            if now - drawn < 0.2 and count != steps:
+                return
+            drawn = now
+            value = "" if steps is None else f' value="{count:g}" max="{steps:g}"'
+            number = "" if steps is None else f" {count:,.0f}/{steps:,.0f}"
+            words = html.escape(printable(f"{phase}{number} {text} {now - begun:.0f} s"))
+            shown[phase] = f"<div><progress{value}></progress> {words}</div>"
+            place.update(ipython.HTML("".join(shown.values())))
+
+        advance(0)
+        return advance
+
+    try:
+        yield bar
+    finally:
+        place.update(ipython.HTML(""))
 
 
 def _ignore(done: float, note: str = "") -> None:

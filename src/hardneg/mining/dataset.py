@@ -41,7 +41,7 @@ from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.io.functions import loading_model
 from hardneg.io.pair_labels import is_label, label_column, split_by_label
-from hardneg.io.terminal import Terminal
+from hardneg.io.terminal import Terminal, progress_bars
 from hardneg.mining.cache_key import key_of_function, key_of_model
 from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, warn_not_reused
 from hardneg.mining.engines import Ranks
@@ -161,7 +161,7 @@ def mine_dataset(
         cache_folder: Folder where embeddings are cached by content; not cached by default.
         cache_key: Version of a function used as model, without which its embeddings are not cached.
             Change it whenever the function returns other vectors.
-        verbose: Whether the rule and the number of short queries are printed.
+        verbose: Whether progress, the rule and the number of short queries are shown.
         **named: Options of sentence-transformers instead of ``negatives``, ``k`` and ``draw``:
             range_min, range_max, max_score, min_score, absolute_margin, relative_margin,
             num_negatives, sampling_strategy. Using both is an error.
@@ -187,24 +187,29 @@ def mine_dataset(
     expression = parse(rule.negatives) if isinstance(rule.negatives, str) else rule.negatives
     console, number = Terminal(quiet=not verbose), counted(len(problem.own), "query", "queries")
     console.print(Text(f"mining {counted(rule.k, 'negative')} of {number}: {expression!r}, draw {rule.draw!r}"))
-    vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
-    rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
-    mined = mine_vectors(
-        Keys(vectors[0], torch.tensor(problem.own)),
-        Keys(vectors[1], torch.arange(len(vectors[1])), source="embedding"),
-        problem.positives,
-        expression,
-        rule.k,
-        rule.draw,
-        seed,
-        temperature=temperature,
-        near_positive=near_positive,
-        near_negative=near_negative,
-        similarity="dot",  # of unit vectors
-        search=search or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
-        rescore=rescore,
-        guide=None if guide is None else texts.embedded(guide),
-    )
+    with progress_bars(quiet=not verbose) as bars:
+        bars("encode", None)
+        vectors = texts.embedded(model, (query_prompt, query_prompt_name), (corpus_prompt, corpus_prompt_name))
+        rescore = None if cross_encoder is None else PairScorer(pair_scorer(cross_encoder, batch_size), *sides)
+        guides = None if guide is None else texts.embedded(guide)
+        bars("mine", None)
+        mined = mine_vectors(
+            Keys(vectors[0], torch.tensor(problem.own)),
+            Keys(vectors[1], torch.arange(len(vectors[1])), source="embedding"),
+            problem.positives,
+            expression,
+            rule.k,
+            rule.draw,
+            seed,
+            temperature=temperature,
+            near_positive=near_positive,
+            near_negative=near_negative,
+            similarity="dot",  # of unit vectors
+            search=search
+            or Search("flat" if rule.use_faiss and rescore is None else "exact", candidates=rule.candidates),
+            rescore=rescore,
+            guide=guides,
+        )
     arrays = (mined.rows.numpy(), mined.scores.numpy(), _positive_scores(problem, vectors, rescore))
     result = Result(problem, *arrays, mined.found_by.numpy(), mined.retrievers)
     if judged_negatives:
