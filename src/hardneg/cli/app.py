@@ -143,6 +143,10 @@ def evaluate(options: EvaluateOptions, output: Output) -> None:
 
       hardneg evaluate runs/simclr --on cifar100   (transfer)
 
+      hardneg evaluate runs/simclr --protocol probe   (SGD with augmentation)
+
+      hardneg evaluate runs/simclr --protocol finetune --labels 0.01 --labels 0.1
+
       hardneg evaluate st:models/mine --sts sts.tsv --beir scifact --classification textcls.tsv
     """
     from hardneg.cli.evaluate import evaluate_and_show

@@ -30,22 +30,39 @@ def evaluate_and_show(options: EvaluateOptions, output: Output) -> None:
     with_texts = bool(options.sts or options.beir or options.classification)
     _check_combination(options, with_texts)
     with output.bars() as bars:
-        if options.on:
-            from hardneg.training.evaluation.protocols import transfer
-
-            advance = bars("evaluate", len(options.on))
-            each = []
-            for data in options.on:
-                root, weights = options.data_root, options.weights
-                each.append(transfer(options.path, data, root, weights, run_code=options.run_code))
-                advance(1)
-            found = each[0] if len(each) == 1 else {"on": each}
+        if options.on or options.protocol or options.labels:
+            found = _evaluate_protocols(options, bars)
         elif with_texts:
             found = _evaluate_texts(options, bars)
         else:
             bars("evaluate", None)
             found = _evaluate_embeddings(Path(options.path))
     output.result(found, lambda: show_text_evaluations(found) if with_texts else show_evaluation(found))
+
+
+def _evaluate_protocols(options: EvaluateOptions, bars: Bars) -> dict[str, Any]:
+    """Evaluate the encoder of a run on each data set with each share of its labels; by default on its own data."""
+    from hardneg.training.evaluation.protocols import transfer
+    from hardneg.training.trained import options_in, read_trained
+
+    own = options_in(read_trained(options.path).config)
+    root = options.data_root or (None if options.on else own.data_root)
+    pairs = [(data, share) for data in options.on or (own.data,) for share in map(_share, options.labels or ("1",))]
+    more: dict[str, Any] = {"protocols": options.protocol, "statistics": options.statistics}
+    advance, each = bars("evaluate", len(pairs)), []
+    for data, share in pairs:
+        how = {"run_code": options.run_code, "share": share, **more}
+        each.append(transfer(options.path, data, root, options.weights, **how))
+        advance(1)
+    return each[0] if len(each) == 1 else {"on": each}
+
+
+def _share(text: str) -> float:
+    """Read a share of the labels."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentError("evaluate", "--labels with a share in (0, 1]", repr(text), "such as 0.01 for 1 %") from None
 
 
 def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
@@ -57,10 +74,17 @@ def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
         raise ArgumentError(
             "evaluate", what, f"--on {options.on[0]} and a text benchmark", "run them one after the other"
         )
+    if unknown := sorted(set(options.protocol) - {"probe", "finetune"}):
+        raise ArgumentError("evaluate", "--protocol probe or finetune", repr(unknown[0]))
+    if (options.protocol or options.labels) and with_texts:
+        fix = "run them one after the other"
+        raise ArgumentError("evaluate", "either protocols on labelled data or a text benchmark", "both", fix)
+    if options.statistics != "run" and not options.on:
+        raise ArgumentError("evaluate", "--on with --statistics data", "no --on", "omit it, since it has no effect")
     if options.split != "test" and not (options.sts or options.beir):
         what, got = "--sts or --beir for --split", f"--split {options.split} with neither"
         raise ArgumentError("evaluate", what, got, "omit it, since it has no effect")
-    if options.weights == "best" and not (options.on or with_texts):
+    if options.weights == "best" and not (options.on or options.protocol or options.labels or with_texts):
         fix = "encode the data of the run again with --on DATA"
         raise ArgumentError("evaluate", "--weights last for the saved embeddings of a run", "--weights best", fix)
 

@@ -90,6 +90,21 @@ class EvaluateOptions:
         None,
         "--on",
     )
+    protocol: tuple[str, ...] = option(
+        (),
+        "Further protocol on the data of --on, or of the run: probe (a linear classifier by SGD on random crops) or "
+        "finetune (encoder and classifier). Repeatable.",
+        None,
+        "--protocol",
+    )
+    labels: tuple[str, ...] = option(
+        (), "Share of the labels to fit with, such as 0.01 for 1 %. Repeatable: one column each.", None, "--labels"
+    )
+    statistics: str = option(
+        "run",
+        "Mean and std that normalise the images of --on: those of the run, or of the data set itself (data).",
+        among=("run", "data"),
+    )
     data_root: str | None = option(None, "Folder of the data sets of --on, if not the default folder.")
     weights: Weights = option(
         "last",

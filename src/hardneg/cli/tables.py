@@ -16,9 +16,10 @@ from hardneg.cli.output import Output
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison, letter_of, tries_of, why_no_accuracy, words_of
+from hardneg.comparing.verdict import before_training
 from hardneg.core.text import counted, printable
 from hardneg.io.terminal import Terminal
-from hardneg.training.evaluation.measures import MEASURES, measure, measures_in, unit_of
+from hardneg.training.evaluation.measures import BEFORE, MEASURES, measure, measures_in, nothing_learnt, unit_of
 
 # A remark on arms whose distribution reads labels: their figures are not comparable with unsupervised arms.
 SEES_LABELS = "sees the labels of the training {}s"
@@ -84,7 +85,8 @@ def show_comparison(summary: dict[str, Any], console: Console) -> None:
     for letter, row in zip(_letters(summary), summary["rows"], strict=True):
         console.print(Text(printable(f"{letter}  {row['arm']}{_remarks(summary, row)}")))
     console.print(comparison_table(summary))
-    console.print(Text(f"{LAST_RECORDS} of all seeds.", style="dim"))
+    before = before_training(list(zip(_letters(summary), [row.get("before") for row in summary["rows"]], strict=True)))
+    console.print(Text(f"{LAST_RECORDS} of all seeds.{before}", style="dim"))
     console.print(Text(printable(summary["headline"]), style="bold"))
     beside = [f"More than the negatives differs: {one}" for one in summary.get("unlike", [])]
     for sentence in [
@@ -150,12 +152,16 @@ def show_evaluation(result: dict[str, Any]) -> None:
         result: Contents of ``result.json`` or the result of an evaluation; results on several data sets are a list
             under the key "on". Accuracies are fractions.
     """
-    each = result.get("on", [result])
-    heads = [printable(one.get("data", "")) for one in each]
-    table = Table("", *heads, title="evaluation", title_justify="left", show_header="on" in result)
+    whole = result.get("on", [result])
+    each = [part for one in whole for part in (one, one.get(BEFORE)) if part is not None]
+    heads = [printable(one.get("data", "")) or "trained" for one in whole]
+    heads = [
+        part for one, head in zip(whole, heads, strict=True) for part in (head, *["before training"] * (BEFORE in one))
+    ]
+    table = Table("", *heads, title="evaluation", title_justify="left", show_header=len(each) > 1)
     found = [name for name in MEASURES if any(name in measures_in(one) for one in each)]
     for name in sorted(found, key=lambda one: one != "linear"):  # the linear probe first
-        counts = {one.get("k") for one in each if name in one}
+        counts = {one["k"] for one in each if "k" in one}
         figures = (f"{100 * one[name]:.2f}{' %' * (unit_of(name) == '%')}" if name in one else "" for one in each)
         table.add_row(measure(name, counts.pop() if len(counts) == 1 else None), *figures)
     for name in ("alignment", "uniformity", "steps", "seconds"):
@@ -164,7 +170,9 @@ def show_evaluation(result: dict[str, Any]) -> None:
     console = Terminal()
     if table.row_count:
         console.print(table)
-    for one in each:
+    for one in whole:
+        if sentence := nothing_learnt(one):
+            console.print(Text(printable(sentence)))
         if not measures_in(one):
             on = f" on {one['data']}" if "on" in result else ""
             console.print(Text(printable(f"There is no accuracy{on}: {why_no_accuracy(one)}.")))

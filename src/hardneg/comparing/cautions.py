@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from hardneg.comparing.request import SHARED
+from hardneg.training.evaluation.measures import nothing_learnt
 from hardneg.training.loop.data_record import count_in, noun_in
 from hardneg.training.loop.runs import Warned
 from hardneg.training.options import TrainOptions
@@ -49,6 +50,8 @@ def cautions(
             f"{arm}: {collapsed} of {len(results)} runs collapsed: all features are nearly the same. Lower the "
             "learning rate or the temperature, or weaken the negatives."
         )
+    elif idle := [sentence for sentence in map(nothing_learnt, results) if sentence]:
+        found["idle"] = f"{arm}: {len(idle)} of {len(results)} runs are no better than before training. {idle[0]}"
     empty, clamped = (_mean(result.get("final", {}).get(name) for result in results) for name in ("empty", "clamped"))
     if empty > CAUTION_SHARE and options.get("positives_in_denominator") != "all":  # there positives repel
         found["empty"] = (

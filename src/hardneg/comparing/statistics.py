@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hardneg.io.embeddings import unpack_bits, unpack_numbers
+from hardneg.io.embeddings import outcomes_in
 
 MARGIN = 1.05
 """Factor by which intervals are wider than Student's, for unequal variances and variables that are not normal."""
@@ -105,15 +105,9 @@ def outcomes_of(results: Sequence[Mapping[str, Any]], metric: str) -> Outcomes:
     number = (results[0].get("num_items") or {}).get(metric, results[0].get("num_test"))
     if not number:
         return Outcomes(accuracies)
-    found = [_per_item(result, metric, number) for result in results]
+    found = [outcomes_in(result, metric, number) for result in results]
     table = [one for one in found if one is not None]
     return Outcomes(accuracies, np.array(table, float) if len(table) == len(results) else None, number)
-
-
-def _per_item(result: Mapping[str, Any], metric: str, number: int) -> NDArray[Any] | None:
-    """Return the recorded outcome of each item, shape [items]: bits of an accuracy, or numbers of another score."""
-    right = unpack_bits((result.get("correct") or {}).get(metric), number)
-    return unpack_numbers((result.get("scores") or {}).get(metric), number) if right is None else right
 
 
 def mean_of(arm: Outcomes) -> MeanEstimate | None:

@@ -28,6 +28,7 @@ from hardneg.comparing.statistics import (
     mean_of,
     outcomes_of,
 )
+from hardneg.training.evaluation.measures import BEFORE
 
 GRADIENT_CAVEAT = ", before the gradient through its weights is counted"
 """A tilt repels exactly like a lower temperature only if no gradient flows through its weights: Tilt(detach=True)."""
@@ -63,6 +64,7 @@ class ArmRow:
         seconds: Mean training time of a run.
         uses_labels: True if training uses labels.
         collapsed: Number of runs that collapsed.
+        before: Mean of the deciding metric before training, if known.
     """
 
     arm: str
@@ -80,6 +82,7 @@ class ArmRow:
     seconds: float
     uses_labels: bool = False
     collapsed: int = 0
+    before: float | None = None
 
 
 def rows_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list[ArmRow]:
@@ -112,9 +115,33 @@ def rows_of(arms: list[Arm], results: Sequence[RunResults], metric: str) -> list
                 seconds=float(np.mean([result["seconds"] for result in of_arm])),
                 uses_labels=arm.uses_labels,
                 collapsed=sum(bool(result.get("collapsed")) for result in of_arm),
+                before=_mean_before(of_arm, metric),
             )
         )
     return rows
+
+
+def before_training(means: Sequence[tuple[str, float | None]]) -> str:
+    """Return a sentence with the deciding metric before training, once if it is that of all arms.
+
+    Args:
+        means: Name and mean of every arm; None where it is unknown.
+
+    Example:
+        >>> before_training([("A", 0.453), ("B", 0.453)]), before_training([("A", 0.453), ("B", 0.5)])
+        (' Before training the mean was 45.3.', ' Before training the means were A 45.3, B 50.0.')
+    """
+    each = {arm: f"{100 * mean:.1f}" for arm, mean in means if mean is not None}
+    if len(each) == len(means) and len(set(each.values())) == 1:
+        return f" Before training the mean was {each.popitem()[1]}."
+    listed = ", ".join(f"{arm} {value}" for arm, value in each.items())
+    return f" Before training the means were {listed}." if each else ""
+
+
+def _mean_before(results: RunResults, metric: str) -> float | None:
+    """Mean over seeds of a metric before training; None if a run has none."""
+    found = [result.get(BEFORE, {}).get(metric) for result in results]
+    return None if None in found else float(np.mean(found))
 
 
 def _mean_of_last(results: RunResults, name: str) -> float:

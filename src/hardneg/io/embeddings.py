@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -150,6 +151,18 @@ def unpack_numbers(text: Any, number: int) -> NDArray[np.float32] | None:
     except (TypeError, ValueError, binascii.Error):
         return None
     return found if len(found) == number and np.isfinite(found).all() else None
+
+
+def outcomes_in(result: Mapping[str, Any], metric: str, number: int) -> NDArray[Any] | None:
+    """Return the outcome of each evaluated item, [items]: bits of an accuracy, or numbers of another score.
+
+    Args:
+        result: Figures of a run, with packed outcomes under "correct" or "scores".
+        metric: Name of the measure whose mean they have.
+        number: Number of items.
+    """
+    right = unpack_bits((result.get("correct") or {}).get(metric), number)
+    return unpack_numbers((result.get("scores") or {}).get(metric), number) if right is None else right
 
 
 def _as_features(array: Array) -> EmbeddingRows:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from torch.nn.functional import normalize
 
 from hardneg.comparing.request import words_of
+from hardneg.comparing.verdict import before_training
 from hardneg.core.errors import warn_once
 from hardneg.io.embeddings import EmbeddingRows, Labels, load_evaluated
 from hardneg.pages.charts.arms import Difference, Dots, Line, dot_plot, forest_plot, line_chart
@@ -506,7 +507,7 @@ def _against(arm: ArmRuns, page: PageContents) -> tuple[str, str, str]:
 
 def table_csv(page: PageContents) -> str:
     """Return the table as a link with CSV data: one line per arm, one column per seed."""
-    names = ["mean", "half_width", "difference", "difference_half_width", "effective_temperature"]
+    names = ["mean", "half_width", "before", "difference", "difference_half_width", "effective_temperature"]
     names += ["false_negatives", "hardness", "clamped", "collapsed", "steps", "seconds"]
     seeds = max((len(arm.row.get("values", [])) for arm in page.arms), default=0)
     head = ["arm", *(f"{page.metric} of run {i}" for i in range(seeds)), *names]
@@ -521,6 +522,7 @@ def table_note(page: PageContents) -> str:
     """Return the note under the table: what the columns are means of, and how values were tuned."""
     end = "." if page.kind == "run" else "; all are means over the seeds."
     note = f"False negatives, hardness and clamped are means over the last records, seconds those of training{end}"
+    note += before_training([(arm.letter or arm.text, arm.row.get("before")) for arm in page.arms])
     tuned = page.facts.get("tuned")
     if page.kind != "comparison" or not tuned:
         return note

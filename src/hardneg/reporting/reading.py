@@ -21,7 +21,7 @@ from hardneg.core.errors import ArgumentError, FileError
 from hardneg.core.text import printable
 from hardneg.io.files import read_json
 from hardneg.reporting.contents import ArmRuns, ContentsTable, PageContents, SeedRun, known, missing_parts
-from hardneg.training.evaluation.measures import MEASURES, USUAL, headline_of
+from hardneg.training.evaluation.measures import BEFORE, MEASURES, USUAL, headline_of
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
 
@@ -68,7 +68,7 @@ RESULT = {
     "steps": WHOLE, "seconds": NUMBER, "epochs": NUMBER, "k": WHOLE, "num_test": WHOLE, "num_train": WHOLE,
     "alignment": NUMBER, "uniformity": NUMBER, "no_accuracy": TEXT, "headline": TEXT, "num_items": {"*": WHOLE},
     "epoch_seconds": [NUMBER], "seconds_of": {"*": NUMBER}, "final": {"*": NUMBER}, "trained": TRAINED,
-    "correct": {"*": TEXT}, "scores": {"*": TEXT},
+    "correct": {"*": TEXT}, "scores": {"*": TEXT}, BEFORE: {"*": NUMBER},
     "similarities": {
         "edges": [NUMBER], "same": [NUMBER], "other": [NUMBER], "same_mean": NUMBER, "other_mean": NUMBER,
     },
@@ -77,7 +77,7 @@ RESULT = {
 ROW = {
     "arm": TEXT, "values": [NUMBER], "mean": NUMBER, "half_width": NUMBER, "difference": NUMBER,
     "difference_half_width": NUMBER, "detectable": NUMBER, "effective_temperature": NUMBER, "false_negatives": NUMBER,
-    "hardness": NUMBER, "clamped": NUMBER, "steps": WHOLE, "seconds": NUMBER, "collapsed": WHOLE,
+    "hardness": NUMBER, "clamped": NUMBER, "steps": WHOLE, "seconds": NUMBER, "collapsed": WHOLE, "before": NUMBER,
 }  # fmt: skip
 VERDICT = {
     "arm": TEXT, "against": TEXT, "sentence": TEXT, "kind": TEXT, "standing": TEXT, "difference": NUMBER,
@@ -207,6 +207,7 @@ def row_of(runs: list[SeedRun], metric: str) -> ContentsTable:
 
     values = [float(result[metric]) for result in results if metric in result]
     row: ContentsTable = {"values": values, "mean": mean(values), "steps": steps}
+    row["before"] = mean(result.get(BEFORE, {}).get(metric) for result in results)
     row["seconds"] = mean(result.get("seconds") for result in results)
     names = ("effective_temperature", "false_negatives", "hardness", "clamped")
     return row | {name: mean(record.get(name) for record in final) for name in names}

@@ -6,6 +6,7 @@ backbone, and ``export`` writes them next to the weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import torch
@@ -62,6 +63,25 @@ class Normalise(nn.Module):
                     "pass the images as they are, or load the encoder with normalise=False",
                 )
         return (images - self.mean) / self.std
+
+
+def measured_scale(plain: Iterable[Annotated[Tensor, "b c h w"]]) -> Scale:
+    """Return the mean and std of each channel over all pixels of images.
+
+    Args:
+        plain: Batches of images with values in [0, 1].
+
+    Example:
+        >>> measured_scale([torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)])
+        {'mean': [0.5], 'std': [0.5]}
+    """
+    number, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for images in plain:
+        values = images.double().cpu().transpose(0, 1).flatten(1)  # [c, b * h * w]
+        number, total = number + values.shape[1], total + values.sum(1)
+        squares = squares + values.square().sum(1)
+    mean = total / number
+    return {"mean": mean.tolist(), "std": (squares / number - mean**2).clamp_min(1e-12).sqrt().tolist()}
 
 
 def scale_of(augment: Augmentation, images: Annotated[Tensor, "b c h w"]) -> Scale:

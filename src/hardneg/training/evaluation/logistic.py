@@ -94,10 +94,14 @@ def standardised(train: EmbeddingRows, test: EmbeddingRows) -> tuple[Tensor, Ten
     >>> standardised(torch.tensor([[0.0, 7.0], [2.0, 7.0]]), torch.tensor([[3.0, 7.0]]))[1].tolist()
     [[2.0, 0.0]]
     """
-    train, test = train.float(), test.float()
-    std, mean = torch.std_mean(train, dim=0, correction=0)
-    scale = torch.where(std > 1e-6 * (1.0 + mean.abs()), std, torch.inf)
-    return (train - mean) / scale, (test - mean) / scale
+    mean, scale = feature_scale(train)
+    return (train.float() - mean) / scale, (test.float() - mean) / scale
+
+
+def feature_scale(train: EmbeddingRows) -> tuple[Annotated[Tensor, "d"], Annotated[Tensor, "d"]]:
+    """Return mean and standard deviation of each feature over rows [n, d]; infinity for constant features."""
+    std, mean = torch.std_mean(train.float(), dim=0, correction=0)
+    return mean, torch.where(std > 1e-6 * (1.0 + mean.abs()), std, torch.inf)
 
 
 def _predicted(

@@ -79,3 +79,27 @@ def measures_in(result: Mapping[str, Any]) -> list[str]:
 def headline_of(result: Mapping[str, Any]) -> str:
     """Return the measure by which a finished run is judged."""
     return str(result.get("headline", USUAL))
+
+
+BEFORE = "before_training"
+"""Key of a result under which the figures of the encoder before training are."""
+
+
+def nothing_learnt(result: Mapping[str, Any]) -> str:
+    """Return a sentence if a run is not significantly better than its encoder before training, else "".
+
+    Args:
+        result: Content of result.json.
+
+    Example:
+        >>> before = {"knn": 0.46, "difference": -0.01, "half_width": 0.02}
+        >>> nothing_learnt({"knn": 0.45, BEFORE: before})
+        'Nothing significant was learnt yet: kNN accuracy is 45.0 and was 46.0 before training (difference -1.0 ± 2.0).'
+    """
+    before, name = result.get(BEFORE) or {}, headline_of(result)
+    gain, half = before.get("difference"), before.get("half_width")
+    if gain is None or half is None or gain > half or name not in before:
+        return ""
+    now, then, gain, half = (f"{100 * value:.1f}" for value in (result[name], before[name], gain, half))
+    change = f"is {now} and was {then} before training (difference {gain} ± {half})"
+    return f"Nothing significant was learnt yet: {measure(name, result.get('k'))} {change}."

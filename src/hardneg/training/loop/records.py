@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hardneg.core.errors import ArgumentError, Damaged
+from hardneg.io.embeddings import outcomes_in
 from hardneg.io.files import parse_json, without_nan
 from hardneg.io.sealed import CHECKSUM, checked, with_checksum
+from hardneg.training.evaluation.measures import headline_of, measures_in
 
 Record = dict[str, Any]
 
@@ -285,3 +287,25 @@ def _spreading(records: Sequence[Record]) -> bool:
         return False
     before, after = (math.fsum(part) / len(part) for part in (first, second))
     return after > max(SPREADING * before, SMALLEST_SPREAD)
+
+
+def before_training(before: Record, after: Record) -> Record:
+    """Summarise the evaluation of the encoder before training, and how much training has improved on it.
+
+    Args:
+        before: Figures of the evaluation of the encoder before training.
+        after: Figures of the same evaluation of the trained encoder.
+
+    Returns:
+        The measures of ``before``; with one outcome per item also ``difference``, the gain of the headline measure, and
+        ``half_width``, half its 95 % interval over the items.
+    """
+    found = {name: before[name] for name in (*measures_in(before), "uniformity") if before.get(name) is not None}
+    metric = headline_of(after)
+    number = (after.get("num_items") or {}).get(metric, after.get("num_test")) or 0
+    outcomes = [outcomes_in(one, metric, number) for one in (after, before)]
+    if number < 2 or outcomes[0] is None or outcomes[1] is None:
+        return found
+    gains = outcomes[0].astype(float) - outcomes[1]
+    half_width = 1.96 * float(gains.std(ddof=1)) * number**-0.5
+    return found | {"difference": float(gains.mean()), "half_width": half_width}

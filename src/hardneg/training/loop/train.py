@@ -44,6 +44,7 @@ from hardneg.training.augmentation.views import Augmentation
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import Evaluation, Items, Splits
 from hardneg.training.encoders import Represent, check_embeds
+from hardneg.training.evaluation.measures import BEFORE
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives, with_estimate
 from hardneg.training.loop.data_record import data_record, encoder_record
@@ -60,7 +61,7 @@ from hardneg.training.loop.parts import (
     splits,
     synchronised,
 )
-from hardneg.training.loop.records import NUM_BINS, Moments, Seconds, final_of, has_collapsed
+from hardneg.training.loop.records import NUM_BINS, Moments, Seconds, before_training, final_of, has_collapsed
 from hardneg.training.loop.runs import Run
 from hardneg.training.options.base import TrainOptions, defaults_of
 
@@ -162,7 +163,7 @@ class Loop:
         seen: dict[str, Any],
     ) -> None:
         self.accelerator, self.run, self.options, self.spec = accelerator, run, options, spec
-        self.data = data.to(accelerator.device)
+        self.data, self.build = data.to(accelerator.device), build
         self.sampler = sampler_for(accelerator, options, spec, data)
         self.total = options.epochs * len(self.sampler)
         self.last = min(self.total, options.max_steps or self.total)  # schedules still run over all epochs
@@ -459,8 +460,8 @@ class Loop:
             views: The augmentation with which ``train`` was called, if any.
 
         Returns:
-            ``share_seen``, the means over the last records (``final``), ``collapsed``, and the figures of the
-            evaluation.
+            ``share_seen``, the means over the last records (``final``), ``collapsed``, the figures of the evaluation,
+            and under ``before_training`` those of the encoder before training.
         """
         records = [record for record in self.run.metrics() if "loss" in record]
         figures: dict[str, Any] = {"share_seen": self.share_seen}
@@ -472,10 +473,23 @@ class Loop:
             part and part.prepared(once, views).to(self.accelerator.device) for part in (splits.test, splits.probe)
         )
         represent = Represent(self.evaluated, self.options.epochs, self.options.seed)
-        found: Evaluation = test.evaluate(Splits(self.data, test, probe), represent, self.options)
+        splits = Splits(self.data, test, probe)
+        found: Evaluation = test.evaluate(splits, represent, self.options)
+        if (initial := self._initial_encoder()) is not None:
+            before = test.evaluate(splits, replace(represent, encoder=initial), self.options).figures
+            figures[BEFORE] = before_training(before, found.figures)
         if found.arrays:
             write_atomically(self.run.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
         return figures | found.figures
+
+    def _initial_encoder(self) -> nn.Module | None:
+        """Build the encoder before training again, or return None if the method builds another one each time."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self.options.seed)
+            method = self.build(self.options, self.data, self.total).to(self.accelerator.device)
+        begun = self.run.config()["trained"]["encoder"]["initial_weights"]
+        same = encoder_record(method.recorded_encoder())["initial_weights"] == begun
+        return method.encoder if same else None
 
     def _warn_if_collapsed(self, final: dict[str, Any], records: list[dict[str, Any]]) -> bool:
         if collapsed := has_collapsed(final, self.method.collapsed_similarity, records):
