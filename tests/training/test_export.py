@@ -438,7 +438,8 @@ class TestTransfer:
         assert [(one["data"], one["knn"]) for one in each] == [(one, transfer(trained, one)["knn"]) for one in sets]
         table = CliRunner().invoke(app, ["evaluate", str(trained), *arguments]).output
         (probe,) = (line for line in table.splitlines() if "linear probe" in line)
-        assert re.findall(r"[\d.]+ %", probe) == [f"{100 * one['linear']:.2f} %" for one in each]
+        figures = [one["linear"] for found in each for one in (found, found["before_training"])]
+        assert re.findall(r"[\d.]+ %", probe) == [f"{100 * figure:.2f} %" for figure in figures]
         assert CliRunner().invoke(app, ["evaluate", str(trained), "--on", "digits", "--on", "digits"]).exit_code == 2
 
     def test_other_features_of_nodes_are_named(self, tmp_path: Path) -> None:
