@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant("core/pairing.py", "return views.roll(len(views) // 2, 0)[:, None]", "return views[:, None]", LOSSES),
     Mutant("core/pairing.py", "return candidates.diagonal()[:, None]", "return candidates[:, :1]", LOSSES),
     Mutant("core/statistics.py", "terms = candidates + torch.log_softmax(log_w, dim=-1)", "terms = candidates + log_w", CORE),
-    Mutant("core/statistics.py", "safe, found = log_w.masked_fill(none, 0.0)", "safe, found = log_w.masked_fill(none, -1e9)", CORE),
+    Mutant("core/statistics.py", "safe, found = log_w.masked_fill(none, 0.0)", "safe, found = log_w.masked_fill(none, NEVER)", CORE),
     Mutant("core/statistics.py", "return grad * share, grad * (share - mass.share(relative))", "return grad * share, grad * share", LOSSES),
     Mutant("core/statistics.py", "return torch.where(mass.log_mass == NEVER, NEVER, total - mass.log_mass)", "return total", LOSSES),
     Mutant("core/bounds.py", "return (value < edge[0]) | ((value == edge[0]) & (column > edge[1]))", "return value < edge[0]", NEGATIVES),
