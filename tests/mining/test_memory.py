@@ -29,7 +29,7 @@ from hardneg.mining.miner import Miner
 from hardneg.mining.options import MineOptions
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule
-from hardneg.mining.stages import Files, PieceArrays, Stage, Stages, Store, chosen_pieces
+from hardneg.mining.stages import FileStore, PieceArrays, Stage, Stages, Store, chosen_pieces
 from hardneg.negatives import parse
 from hardneg.search import exact
 
@@ -71,7 +71,7 @@ def pieces_of(miner: Miner, store: Store, after: Callable[[Stage], None] = lambd
 
 def test_groups_of_queries_of_a_killed_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version may search for more queries at a time."""
-    miner, store = miner_of("Uniform()", Search(shards=4, corpus_block=225, query_block=8)), Files(tmp_path)
+    miner, store = miner_of("Uniform()", Search(shards=4, corpus_block=225, query_block=8)), FileStore(tmp_path)
     expected = miner.joined(pieces_of(miner, Store()))
     monkeypatch.setattr(Finder, "at_once", lambda self, size, shards=1: 20)
     next(pieces_of(miner, store))
@@ -82,7 +82,7 @@ def test_groups_of_queries_of_a_killed_run_are_kept(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("text", RULES)
 def test_the_estimate_covers_the_pieces(text: str, tmp_path: Path) -> None:
     miner = miner_of(text, Search(shards=4, corpus_block=225))
-    list(pieces_of(miner, Files(tmp_path)))
+    list(pieces_of(miner, FileStore(tmp_path)))
     written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name.startswith("0."))
     assert 0.4 * piece_bytes(miner, 300) < written < 1.2 * piece_bytes(miner, 300)
 

@@ -178,19 +178,19 @@ def test_a_kill_while_a_data_set_is_put_in_place(
 
 def interrupted(job: MineOptions, monkeypatch: pytest.MonkeyPatch, pieces: int) -> list[str]:
     """A run that is stopped after some pieces; which they were."""
-    from hardneg.mining.stages import Files
+    from hardneg.mining.stages import FileStore
 
     done: list[str] = []
-    original = Files.write
+    original = FileStore.write
 
-    def write(self: Files, stage: str, piece: int, content: Any) -> None:
+    def write(self: FileStore, stage: str, piece: int, content: Any) -> None:
         if len(done) == pieces:
             raise KeyboardInterrupt
         done.append(f"{stage} {piece}")
         original(self, stage, piece, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Files, "write", write)
+        patched.setattr(FileStore, "write", write)
         if pieces < 10**6:
             with pytest.raises(KeyboardInterrupt):
                 run(job)

@@ -28,7 +28,7 @@ from hardneg.batching.planners.uniform import UniformPlanner
 from hardneg.core.errors import ArgumentError, argument_error, check_count, warn_once
 from hardneg.core.schedules import Number
 
-Source = tuple[Planner, Any, Any]
+PlanSource = tuple[Planner, Any, Any]
 """A planner, its data, and the result of its ``prepare``."""
 
 
@@ -214,7 +214,7 @@ class PlannedBatchSampler(BatchSampler):
             return self._resumed
         return self._rules.empty_plan(epoch)
 
-    def _source(self, epoch: int) -> Source:
+    def _source(self, epoch: int) -> PlanSource:
         """Return what the next segment is planned from, with the current data.
 
         Clusters, communities and walkers are prepared once for each data.
@@ -226,7 +226,7 @@ class PlannedBatchSampler(BatchSampler):
             self._prepared = (type(planner), data, prepared)
         return planner, data, prepared
 
-    def _continued(self, plan: Plan, builder: BatchBuilder, source: Source) -> Plan:
+    def _continued(self, plan: Plan, builder: BatchBuilder, source: PlanSource) -> Plan:
         """Return the plan with one more segment, or with a part of one."""
         count = min(self.segment - len(plan) % self.segment, len(self) - len(plan), self.ahead or len(self))
         return self._kept(self._rules_of(plan.epoch).extended(plan, builder, *source, count))
@@ -416,7 +416,7 @@ class PlanIterator(Iterator[list[int]]):
         return batch
 
     _builder: BatchBuilder | None
-    _source: Source | None
+    _source: PlanSource | None
 
 
 def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:

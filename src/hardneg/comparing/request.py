@@ -112,8 +112,8 @@ class Comparison:
 def tries_of(arms: Sequence[Arm], comparison: Comparison) -> list[list[Try]]:
     """Return the values to try for each arm, the same number for all of them.
 
-    The grid of an arm is that of the tuned options that it has. If the grid is larger than the number of tries, they
-    are a random sample of it. If it is smaller, random values between its smallest and largest are added (log-uniform
+    The grid of an arm is that of its tuned options. If it is larger than the number of tries, it is sampled at random.
+    If it is smaller, random values between its smallest and largest are added (log-uniform
     where they are positive), so that an arm with fewer options gets a finer search of those that it has. Arms with the
     same options get the same tries.
 

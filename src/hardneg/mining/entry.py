@@ -98,6 +98,11 @@ def mine(queries: Any, *given: Any, **options: Any) -> Any:
     if isinstance(queries, str | Path):
         fix = "read it first, such as by datasets.load_dataset, or use `hardneg mine` for files"
         raise ArgumentError("mine", "vectors or a data set", repr(str(queries)), fix)
+    return _mine_arrays(queries, given, options)
+
+
+def _mine_arrays(queries: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Mined:
+    """Mine for vectors of any kind that ``Keys`` accepts, with the arguments of ``mine``."""
     names = ("corpus", "positives", "negatives", "k", "draw", "seed")
     if len(given) > len(names):
         raise ArgumentError("mine", f"at most {', '.join(names)} by position", f"{len(given) + 1} arguments")

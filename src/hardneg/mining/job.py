@@ -52,7 +52,7 @@ from hardneg.mining.output import Layout, Result, has_rows, recover, with_judged
 from hardneg.mining.pair_scores import with_teacher
 from hardneg.mining.problem import Problem
 from hardneg.mining.search_depth import check_lists
-from hardneg.mining.stages import Files, Stage, Stages, chosen_pieces
+from hardneg.mining.stages import FileStore, Stage, Stages, chosen_pieces
 
 _own_files = re.compile(
     r"job\.json|manifest\.json|output(\.parquet|\.jsonl)?|\..*\.partial"
@@ -143,7 +143,7 @@ def _run_locked(options: MineOptions, engine: Engine, progress: StageProgress) -
         warn_of_alignment(problem.alignment)
     check_disk(miner, Path(options.out).absolute().parent)
     wanted = fingerprint(options, stamps, embedded, miner, engine)
-    store = Files(_work_folder(options, wanted, engine), digest(wanted))
+    store = FileStore(_work_folder(options, wanted, engine), digest(wanted))
     context = Context(_absolute(options), tuple(embedded.keys.items()), str(store.folder.absolute()), store.job)
     _stages_here[context] = Stages(miner, store)
 
@@ -210,7 +210,7 @@ def _stages_of(context: Context) -> Stages:
     load_imports(options.imports)
     problem = load_problem(options)
     embedded = embeddings(options, problem, Local(), quiet, dict(context.keys))
-    return Stages(make_miner(options, problem, embedded), Files(Path(context.folder), context.job))
+    return Stages(make_miner(options, problem, embedded), FileStore(Path(context.folder), context.job))
 
 
 def _absolute(options: MineOptions) -> MineOptions:

@@ -23,9 +23,8 @@ the sides from tables.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -159,21 +158,10 @@ def build_problem(
     rows: list[list[int]] = [[] for _ in first]
     false: list[list[int]] = [[] for _ in first]
     missing, unknown = [], []
-    by_id = judged or judged_irrelevant
-    place_of = {key_of(identity): place for place, identity in enumerate(queries.ids)} if by_id else {}
-    names = queries.ids if queries.named else range(len(queries))
-    for place, one, known in chain(
-        ((place, one, row_of_positive) for place, own in enumerate(others) for one in own),
-        ((row_in(place_of, query), one, row_of) for query, one in judged_irrelevant),
-    ):
-        row = row_in(known, one)
+    for place, _, _, row in _matched(queries, others, row_of_positive, judged_irrelevant, row_of):
         if row >= 0 and place >= 0 and groups[place] >= 0:
             false[groups[place]].append(row)
-    for place, query, one, known in chain(
-        ((place, names[place], one, row_of_positive) for place, own in enumerate(given) for one in own),
-        ((row_in(place_of, query), query, one, row_of) for query, one in judged),
-    ):
-        row = row_in(known, one)
+    for place, query, one, row in _matched(queries, given, row_of_positive, judged, row_of):
         if place < 0:
             unknown.append(query)
         elif groups[place] >= 0 and row >= 0:
@@ -186,6 +174,31 @@ def build_problem(
         raise _missing(missing, corpus)
     counts["positives_not_in_corpus"] = len(missing)
     return _finished(queries, documents, (rows, false), first, row_of if same else None, counts)
+
+
+def _matched(
+    queries: Side,
+    lists: Sequence[list[Any]],
+    row_of_listed: Mapping[Any, int],
+    pairs: Sequence[tuple[Any, Any]],
+    row_of: Mapping[Any, int],
+) -> Iterator[tuple[int, Any, Any, int]]:
+    """Yield the documents of every query: its row, its name, the document, and the document's row; -1 if unknown.
+
+    Args:
+        queries: The queries.
+        lists: Ids or texts of documents, for each row of the queries.
+        row_of_listed: Rows of these documents.
+        pairs: Further pairs of a query id and a document id.
+        row_of: Rows of the documents of the pairs.
+    """
+    names = queries.ids if queries.named else range(len(queries))
+    for place, documents in enumerate(lists):
+        for one in documents:
+            yield place, names[place], one, row_in(row_of_listed, one)
+    place_of = {key_of(identity): place for place, identity in enumerate(queries.ids)} if pairs else {}
+    for query, one in pairs:
+        yield row_in(place_of, query), query, one, row_in(row_of, one)
 
 
 def _missing(missing: list[tuple[Any, Any]], corpus: Side) -> ArgumentError:

@@ -9,7 +9,7 @@ A stage reads each shard once, and a piece may be computed twice without harm. Q
 were too short go through another attempt with longer lists.
 
 ``chosen_pieces`` decides which stages run, ``Stages`` computes a piece, and a ``Store`` keeps
-pieces: in memory for ``Miner.mined``, in files (``Files``) for jobs.
+pieces: in memory for ``Miner.mined``, in files (``FileStore``) for jobs.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ _most_open = 512
 """Files that a store keeps open at a time; half the usual limit of a process."""
 
 
-class Files(Store):
+class FileStore(Store):
     """The store of a job: a folder with one .npz file for each piece.
 
     Args:

@@ -18,7 +18,7 @@ from hardneg.core.errors import check_count as check_count
 from hardneg.core.keyed import generator_at, uniforms_at
 from hardneg.core.tensors import outside_graphs
 
-Kept = TypeVar("Kept")
+LookedUp = TypeVar("LookedUp")
 
 
 class Stateful(nn.Module):
@@ -69,13 +69,13 @@ class Stateful(nn.Module):
         buffer.fill_(value)
         self._looked_up[name] = buffer, buffer._version, value
 
-    def looked_up(self, name: str, read: Callable[[Tensor], Kept]) -> Kept:
+    def looked_up(self, name: str, read: Callable[[Tensor], LookedUp]) -> LookedUp:
         """Return ``read(buffer)``, cached until something other than ``set_number`` changes the buffer."""
         buffer: Tensor = getattr(self, name)
         seen = self._looked_up.get(name)
         if seen is None or seen[0] is not buffer or seen[1] != buffer._version:
             seen = self._looked_up[name] = buffer, buffer._version, read(buffer)
-        found: Kept = seen[2]
+        found: LookedUp = seen[2]
         return found
 
     @outside_graphs

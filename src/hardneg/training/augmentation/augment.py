@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MakeImageViews = Callable[[Images, Tensor, int, int], tuple[Images, Images]]
 Range = tuple[float, float]
-Side = int | Tensor
+Extent = int | Tensor
 """Height or width of all images, or of each."""
 
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")
@@ -254,7 +254,7 @@ def preset_for(images: Any) -> str:
     return "tiny" if max(images.shape[2:]) <= 16 else "grey"
 
 
-def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: Side, width: Side) -> Tensor:
+def _crop_boxes(tries: Tensor, place: Tensor, scale: Range, ratio: Range, height: Extent, width: Extent) -> Tensor:
     """Return the first of six random boxes that fits, uniform in area and log ratio; else the last, clipped to fit.
 
     torchvision tries ten times and rounds to whole pixels; here 2 in 100,000 crops of CIFAR are clipped.

@@ -1,7 +1,7 @@
 """Images that stay encoded until they are needed, and the choice of what is decoded in advance.
 
 ``opened`` reads the headers of a source, checks them, and returns its images: decoded in one tensor if that fits the
-budget and no image has to be resized, otherwise ``LazyImages``, which decode what they are asked for. Workers of a
+budget and no image has to be resized, otherwise ``LazyImages``, which decode images on access. Workers of a
 loader hold a copy of ``LazyImages``: it is a few arrays, whose size is some 100 bytes per image.
 """
 
