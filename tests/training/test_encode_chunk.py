@@ -20,7 +20,10 @@ pytest.importorskip("accelerate", reason="training needs the extra train")
 OF_IMAGES = [name for name, options in RECIPES.items() if ":" not in options.data]
 CHUNK = 24  # views: of 64, or MoCo's 32
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "moco v3": ("moco", {"version": "v3"}),
+    "moco v3": ("moco", {"version": "v3", "head_norm": "layer"}),
+    "byol": ("byol", {"head_norm": "layer", "temperature": 0.5}),
+    "swav": ("swav", {"head_norm": "layer", "num_prototypes": 6}),
+    "nnclr": ("nnclr", {"head_norm": "layer"}),
     "local-aggregation": ("local-aggregation", {"warmup": 0}),
 }
 
@@ -28,7 +31,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", sorted({*OF_IMAGES, *MORE}))
 def test_chunks_train_as_the_whole_batch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, more = MORE.get(name, (name, {}))
-    options = short(few_digits(tmp_path / "digits.npz", 64), epochs=1, temperature=0.3, seed=1, **more)  # no ReLU at 0
+    options = short(few_digits(tmp_path / "digits.npz", 64), epochs=1, **{"temperature": 0.3, "seed": 1, **more})
     run(recipe, tmp_path / "whole", options)
     sizes, forward = [], Encoder.forward
     monkeypatch.setattr(Encoder, "forward", lambda self, images: sizes.append(len(images)) or forward(self, images))

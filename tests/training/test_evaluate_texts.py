@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hardneg.cli.app import app
 from hardneg.core.errors import ArgumentError, FileError, HardnegError, NoFile
-from hardneg.training.evaluation import logistic
+from hardneg.training.evaluation import benchmarks, logistic
 from hardneg.training.evaluation.benchmarks import TextTask, evaluate_classification, read_classification
 from hardneg.training.evaluation.retrieval import (
     RetrievalSet,
@@ -261,6 +261,24 @@ class TestClassification:
         assert "folds" not in found["split"]
         constant = evaluate_classification({"split": split}, lambda texts: torch.ones(len(texts), 2))
         assert constant["split"]["accuracy"] == 0.5
+        assert found["pairs"]["f1"] == 1.0
+        assert "f1" not in found["split"], "F1 is that of tasks of pairs, as of MSRP"
+
+    def test_f1_is_that_of_the_paraphrases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """2 tp / (2 tp + fp + fn) of the class that sorts last, counted one by one."""
+        guesses = torch.tensor([1, 1, 0, 0, 1, 0, 0, 1])
+        labels = ["1", "0", "1", "0", "1", "0", "0", "0"]
+        monkeypatch.setattr(benchmarks, "linear_predict", lambda x, y, test: guesses)
+        texts = tuple((f"a{i}", f"b{i}") for i in range(16))
+        task = TextTask(texts, (*labels, *labels), ("train",) * 8 + ("test",) * 8)
+        found = evaluate_classification({"MSRP": task}, lambda some: torch.randn(len(some), 3))["MSRP"]
+        counts = [0, 0, 0]
+        for guess, label in zip(guesses.tolist(), labels, strict=True):
+            counts[0] += guess == 1 and label == "1"
+            counts[1] += guess == 1 and label == "0"
+            counts[2] += guess == 0 and label == "1"
+        assert found["f1"] == 2 * counts[0] / (2 * counts[0] + counts[1] + counts[2])
+        assert found["accuracy"] == 5 / 8
 
     @pytest.mark.parametrize(
         ("splits", "message"),

@@ -49,7 +49,7 @@ def method_of(name: str, **options: Any) -> Any:
     pixels = torch.zeros(SIZE, 1, 8, 8, dtype=torch.uint8)
     data = ImageData(pixels, torch.arange(SIZE) % 3, torch.arange(SIZE), "noise", ("a", "b", "c"))
     if recipe == "moco":
-        options = {"version": name[-2:]} | options
+        options = {"version": name[-2:], "head_norm": "layer"} | options
     with torch.random.fork_rng([]):
         torch.manual_seed(0)  # as the loop does: of v3's predictor
         method = build(RECIPES[recipe](dim=DIM, **options), data, TOTAL)

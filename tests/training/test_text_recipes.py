@@ -222,6 +222,29 @@ def test_quick_thoughts_predicts_the_neighbours_in_the_text(encoders: str, tmp_p
     assert_step(method, batch, torch.stack(losses).mean())
 
 
+@pytest.mark.parametrize("tau_plus", [0.05, 0.9])
+def test_the_correction_of_quick_thoughts_has_the_floor_of_dot_products(tau_plus: float, tmp_path: Path) -> None:
+    """HCL, eq. 4 with a dot product of at least -|u| |v|: E = max((mean - tau e^a) / (1 - tau), e^(-|u| |v| / t))."""
+    method, data, batch = made("quick-thoughts", tmp_path, tau_plus=tau_plus, temperature=0.7, encoders="one")
+    u, v = (method.encoder(view).double() for view in (batch.first, batch.second))
+    places, longest = data.places[IDS].tolist(), v.norm(dim=1).max().detach()  # type: ignore[attr-defined]
+    losses, floored = [], 0
+    for i in range(6):
+        scores = [u[i] @ v[j] / 0.7 if i != j else torch.zeros((), dtype=torch.float64) for j in range(6)]
+        near = [j for j in range(6) if abs(places[i] - places[j]) == 1]
+        mean = torch.stack([scores[j].exp() for j in range(6) if j not in near]).mean()
+        terms = []
+        for j in near:
+            floor = (-u[i].norm().detach() * longest / 0.7).exp()
+            rest = (mean - tau_plus * scores[j].exp()) / (1.0 - tau_plus)
+            floored += int(rest <= floor)
+            total = (6 - len(near)) * torch.maximum(rest, floor) + sum(scores[k].exp() for k in near)
+            terms.append(total.log() - scores[j])
+        losses.append(torch.stack(terms).mean() if terms else torch.zeros((), dtype=torch.float64))
+    assert (floored > 0) == (tau_plus == 0.9)
+    assert_step(method, batch, torch.stack(losses).mean().float())
+
+
 # Inputs and encoders.
 
 
@@ -318,7 +341,8 @@ def test_models_of_the_libraries_are_trained(kind: str, tmp_path: Path) -> None:
     tiny_bert(tmp_path).save(str(tmp_path / "model"))
     where = tmp_path / "model" if kind == "st" else next(tmp_path.glob("bert-*"))
     (tmp_path / "data.txt").write_text("\n".join(texts(60, 0)))
-    options = short(f"text:{tmp_path / 'data.txt'}", encoder=f"{kind}:{where}", epochs=1)
+    given = {"encoder": f"{kind}:{where}", "learning_rate": 1e-3, "token_pooling": "mean"}
+    options = short(f"text:{tmp_path / 'data.txt'}", epochs=1, **given)
     result = run("simcse", tmp_path / "run", options)
     assert result["trained"]["encoder"]["name"] == f"{kind}:{where}"
     assert np.load(tmp_path / "run" / "embeddings.npz")["test_x"].shape == (12, 16)
@@ -502,7 +526,7 @@ def test_wrong_data_is_reported_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("recipe", "options", "match"),
     [
-        ("simcse", {"encoder": "resnet18"}, "--encoder: 'resnet18' is not known. .*Known: auto, hashed, hf:PATH"),
+        ("simcse", {"encoder": "resnet18"}, "--encoder: 'resnet18' is not known. .*Known: auto, hashed, gru, hf:PATH"),
         ("simcse", {"encoder": "hf:"}, "Known: auto, hashed"),
         ("simcse", {"augment": "cifar"}, "--augment auto"),
         ("simcse", {"evaluate_with": "sts"}, "--evaluate-with: train needs sts:PATH or beir:PATH"),

@@ -40,11 +40,16 @@ OTHER: dict[str, Any] = {
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
     "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
     "loss": "softmax", "num_draws": 3, "pooling": "mean", "cluster_runs": 2, "cluster_every": 2, "warmup": 2,
-    "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True,
+    "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True, "same_label_negatives": True, "head": "linear",
+    "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
+    "frozen_epochs": 0,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
-TOGETHER: dict[str, dict[str, Any]] = {
+TOGETHER: dict[Any, dict[str, Any]] = {
+    ("moco", "hidden_dim"): {"version": "v3"},
+    ("moco", "head_norm"): {"version": "v3"},
+    "same_label_negatives": {"negatives": "Uniform()"},
     "num_negatives": {"negatives": "Tilt(1.0)"},  # uniform weights are all 1: their sum is their number
     "validation_share": {"evaluate_on": "validation"},
     "record_at": {"record": "similarities"},
@@ -52,7 +57,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "cluster_every": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
     "warmup": {"negatives": "SameCluster()", "clusters": 3, "epochs": 3},
 }
-"""What an option needs beside it to matter."""
+"""What an option needs beside it to matter, in any recipe or in one."""
 
 NOTHING: dict[str, tuple[Any, str]] = {
     "device": ("auto", "the CPU is what auto finds here"),
@@ -70,7 +75,6 @@ NOT_RUN = {
     "ema": "changes what is evaluated, not what is trained: test_optimisers.py",
     "encode_chunk": "the same up to rounding: test_encode_chunk.py compares",
     "evaluate_with": "of texts: test_text_recipes.py",
-    "head": "of texts: test_text_recipes.py",
     "encoders": "of texts: test_text_recipes.py",
     "directions": "of texts: test_text_recipes.py",
     "context_size": "of texts: test_text_recipes.py",
@@ -79,6 +83,7 @@ NOT_RUN = {
     "bad_images": "of image files: test_lazy_images.py",
     "clusters": "needs negatives that need it: test_bank_recipes.py",
     "text_encoder": "of images and texts: test_image_texts.py",
+    "token_pooling": "of texts: test_text_encoders.py",
 }
 
 OF_THE_LOOP = {
@@ -99,12 +104,17 @@ REFUSED = {
     ("instance", "tau_plus"),
     ("cmc", "tau_plus"),
     ("local-aggregation", "tau_plus"),
+    ("byol", "tau_plus"),
+    ("byol", "negatives"),
+    ("byol", "temperature"),
+    ("swav", "tau_plus"),
+    ("swav", "negatives"),
     ("negative-cache", "tau_plus"),
     ("negative-cache", "negatives"),
 }
 """Options of all recipes that have one value only in these."""
 
-LATER = ("instance", "local-aggregation", "negative-cache")
+LATER = ("instance", "local-aggregation", "negative-cache", "byol", "swav", "nnclr")
 """Of these recipes only what the older ones do not have: what the loop does with the rest is the same for all."""
 
 
@@ -162,7 +172,7 @@ def test_every_option_changes_the_run(recipe: str, name: str, trained: Trained, 
         one, other = other_data(name, tmp_path)
     else:
         one, other = {}, {name: OTHER[name]}
-    beside = TOGETHER.get(name, {})
+    beside = TOGETHER.get((recipe, name), TOGETHER.get(name, {}))
     changed = differing(trained(recipe, one | beside), trained(recipe, other | beside))
     # Final figures are means over the last records; the sizes that pooling divides by have no gradient.
     if name in ("log_every", "record", "record_at", "four_losses", "pooling"):

@@ -30,7 +30,7 @@ SUPERVISED = {"num_negatives": "candidates", "reduction": "pairs"}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "simclr": ("simclr", {}),
     "moco v2": ("moco", {"queue": BATCH_SIZE, "momentum": 0.9}),
-    "moco v3": ("moco", {"version": "v3", "momentum": 0.9}),
+    "moco v3": ("moco", {"version": "v3", "momentum": 0.9, "head": "mlp", "head_norm": "layer"}),
     "supcon": ("supervised", {"positives_in_denominator": "all"}),
     "scl": ("supervised", SUPERVISED),
     "hscl": ("supervised", {**SUPERVISED, "negatives": "OtherLabel() * Tilt(0.5)"}),

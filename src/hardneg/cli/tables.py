@@ -202,6 +202,7 @@ def show_text_evaluations(found: dict[str, Any]) -> None:
         table = Table("classification", "accuracy, %", "", "skipped")
         for task, one in found["classification"].items():
             how = f"± {100 * one['deviation']:.1f} over {one['folds']} folds" if "folds" in one else "test split"
+            how += f", F1 {_percent(one['f1'])}" if "f1" in one else ""
             table.add_row(task, _percent(one["accuracy"]), how, str(one["skipped"]))
         console.print(table)
 

@@ -36,12 +36,19 @@ EXAMPLES: dict[str, list[str]] = {
         "--positives-in-denominator all   (SupCon)",
         "--num-negatives candidates --reduction pairs   (SCL)",
         '--negatives "OtherLabel() * Tilt(1.0)"   (a tilt)',
+        '--same-label-negatives --negatives "Tilt(1.0)"',
     ],
     "moco": [
         "--data cifar10 --version v2 --epochs 200",
         '--negatives "Ring(0.1, linear(1.0, 0.1), True)"   (Ring)',
         "--version v3 --batch-size 1024",
     ],
+    "byol": ["--data cifar10 --batch-size 256 --epochs 200", "--data digits --hidden-dim 256 --epochs 50"],
+    "swav": [
+        "--data cifar10 --num-prototypes 300 --queue 3840",
+        "--data folder:photos@96 --num-crops 6   (multi-crop)",
+    ],
+    "nnclr": ["--data cifar10 --queue 20000 --epochs 200", '--negatives "Tilt(1.0)"   (a tilt)'],
     "simcse": [
         "--data text:sentences.txt --evaluate-with sts:sts.tsv",
         '--data "text:reviews.csv[review,stars]" --epochs 3',

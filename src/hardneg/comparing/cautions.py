@@ -19,7 +19,7 @@ from hardneg.training.options import TrainOptions
 CAUTION_SHARE = 0.5
 """Share of anchors without a negative, or of clamped pairs, above which there is a caution; train warns at it, too."""
 OTHER_OPTIONS = (
-    "batch_size", "encoder", "dim", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip",
+    "batch_size", "encoder", "dim", "head", "augment", "optimizer", "learning_rate", "schedule", "weight_decay", "clip",
     "accumulate", "precision", "encode_chunk",
 )  # fmt: skip
 """Options that an arm may set and that affect results in addition to its negatives."""

@@ -244,12 +244,16 @@ class ContrastiveLoss(nn.Module):
         """Compute the dense scores; the arguments are those of the call."""
         return dense(self.pairing(*args, **kwargs))
 
-    def of_matrix(self, similarity: Tensor, positives: Tensor, **parts: Any) -> Annotated[Tensor, "b n"]:
+    def of_matrix(
+        self, similarity: Tensor, positives: Tensor, *, lowest: Annotated[Tensor, "b 1"] | None = None, **parts: Any
+    ) -> Annotated[Tensor, "b n"]:
         """Compute the loss of each pair from similarities of any scorer; not reduced, and never streamed.
 
         Args:
             similarity: Similarities of b anchors and n candidates, [b, n].
             positives: True for the positive pairs, [b, n].
+            lowest: Lowest possible similarity of each anchor, a negative number, [b, 1]: the lower bound of the
+                correction by ``tau_plus`` is e^(lowest / temperature). By default -1, that of cosines.
             **parts: Further arguments of ``from_matrix``.
 
         Returns:
@@ -261,6 +265,9 @@ class ContrastiveLoss(nn.Module):
         self._refresh_fields()
         scores = from_matrix(similarity, positives, self.temperature_now(), **parts)
         row = self._objective.dense_row(scores, self._current.log_weights(scores))
+        if lowest is not None:
+            # Scores are divided already: only the lower bound of the correction reads the temperature of the row.
+            row.temperature = row.temperature / (-lowest).clamp(min=1e-6)
         found = RowResult(row, scores.positives, scores.positive_valid)
         if not torch.compiler.is_compiling():
             self._warn(found, similarity.shape[1])

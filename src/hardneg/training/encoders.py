@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from hardneg.training.backbones import (
 )
 from hardneg.training.backbones import Features as Features
 from hardneg.training.normalisation import Normalise
+from hardneg.training.options.base import HeadShape
 
 
 class Encoder(nn.Module):
@@ -83,6 +85,33 @@ class Encoder(nn.Module):
         return projected
 
 
+class Predicted(nn.Module):
+    """An encoder followed by a predictor (BYOL, MoCo v3, NNCLR); its ``features`` are those of the encoder.
+
+    Args:
+        encoder: The encoder with its projection.
+        dim: Width of the projection and of the prediction.
+        shape: Shape of the predictor.
+    """
+
+    encoder: nn.Module
+
+    def __init__(self, encoder: nn.Module, dim: int, shape: HeadShape) -> None:
+        super().__init__()
+        self.encoder = encoder
+        features = getattr(encoder, "feature_dim", dim)
+        self.predictor = perceptron(dim, dim, shape, features, has_batch_statistics(encoder))
+
+    def features(self, inputs: Any) -> Features:
+        """Return the features of the encoder, [b, f], which are evaluated."""
+        return features_of(self.encoder)(inputs)
+
+    def forward(self, inputs: Any) -> Features:
+        """Return the predictions, [b, dim]."""
+        predicted: Tensor = self.predictor(self.encoder(inputs))
+        return predicted
+
+
 def build_encoder(
     name: str,
     in_channels: int,
@@ -91,10 +120,9 @@ def build_encoder(
     norm: str = "auto",
     seed: int | None = None,
     size: int = 32,
+    head: HeadShape | None = HeadShape(),
 ) -> Encoder:
     """Build an encoder by name, with fresh weights that depend only on ``seed``.
-
-    The head has two layers; where the backbone has batch statistics, batch normalisation is between them, as in SimCLR.
 
     Args:
         name: "tiny", "resnet18", "resnet50", either ResNet with "-imagenet", or a library's name such as "timm:NAME".
@@ -103,6 +131,7 @@ def build_encoder(
         norm: "batch" or "group"; "auto" is "group" for "tiny" and "batch" for ResNets.
         seed: Seed of the weights; None draws them from torch's generator.
         size: Height and width of the images; used to find the feature width of a user's own backbone.
+        head: Shape of the projection head, by default two layers as in SimCLR; None: one linear layer.
 
     Returns:
         The encoder, in training mode, on the default device.
@@ -119,8 +148,10 @@ def build_encoder(
         else:
             backbone = BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
-        head = _mlp(feature_dim, projection_dim, norm=has_batch_statistics(backbone))
-        return Encoder(backbone, feature_dim, head, name)
+        projection: nn.Module = nn.Linear(feature_dim, projection_dim)
+        if head is not None:
+            projection = perceptron(feature_dim, projection_dim, head, feature_dim, has_batch_statistics(backbone))
+        return Encoder(backbone, feature_dim, projection, name)
 
 
 @contextmanager
@@ -259,7 +290,33 @@ def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], n
         )
 
 
-def _mlp(in_dim: int, out_dim: int, *, norm: bool) -> nn.Module:
-    """Return the projection head, with a hidden layer as wide as the features: 512-512(BN)-128 for ResNet-18."""
-    hidden = [nn.Linear(in_dim, in_dim, bias=not norm), *([nn.BatchNorm1d(in_dim)] if norm else [])]
-    return nn.Sequential(*hidden, nn.ReLU(inplace=True), nn.Linear(in_dim, out_dim))
+def perceptron(in_dim: int, out_dim: int, shape: HeadShape, features: int, by_batch: bool) -> nn.Sequential:
+    """Build a projection head or a predictor: linear layers with normalisation and ReLU between them.
+
+    Args:
+        in_dim: Width of the input.
+        out_dim: Width of the output.
+        shape: Number, width and normalisation of the layers.
+        features: Width of the encoder's features, from which the width of the hidden layers may be derived.
+        by_batch: Whether the encoder has batch normalisation.
+
+    Example:
+        >>> perceptron(8, 4, HeadShape(), features=8, by_batch=True)
+        Sequential(
+          (0): Linear(in_features=8, out_features=8, bias=False)
+          (1): BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+          (2): ReLU(inplace=True)
+          (3): Linear(in_features=8, out_features=4, bias=True)
+        )
+    """
+    norms: dict[str | None, Any] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+    norm = norms.get("batch" if shape.norm is None and by_batch else shape.norm)
+    sizes = [in_dim, *[shape.width_for(features)] * (shape.layers - 1), out_dim]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes[:-1]):
+        layers += [nn.Linear(before, after, bias=norm is None), *([] if norm is None else [norm(after)])]
+        layers.append(nn.ReLU(inplace=True))
+    layers.append(nn.Linear(sizes[-2], out_dim, bias=not shape.last_norm))
+    if shape.last_norm and norm is nn.BatchNorm1d:  # the vectors have unit norm anyway
+        layers.append(nn.BatchNorm1d(out_dim, affine=False))
+    return nn.Sequential(*layers)

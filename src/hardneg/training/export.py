@@ -373,7 +373,7 @@ def _write_sentence_transformer(encoder: nn.Module, output: Export) -> None:
     model = backbone.model
     if backbone.kind == "hf":
         path = options_in(output.config).encoder.partition(":")[2]
-        trained, model = model, sentence_transformer("hf", path, "cpu")
+        trained, model = model, sentence_transformer("hf", path, "cpu", backbone.pooling)
         model[0].auto_model.load_state_dict(trained.state_dict())
     model.save(str(output.path))
 

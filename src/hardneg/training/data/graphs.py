@@ -36,7 +36,7 @@ from hardneg.training.evaluation.embeddings import evaluate_embeddings, geometry
 from hardneg.training.evaluation.measures import register_measure
 from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.evaluation.svm import svm_correct, svm_predict
-from hardneg.training.gin import GIN, two_layers
+from hardneg.training.gin import GIN, two_layers, xavier
 from hardneg.training.options import SupervisedOptions, TrainOptions
 
 MakeGraphViews = Callable[[Graphs, Tensor, int, int], tuple[Graphs, Graphs]]
@@ -156,7 +156,7 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
 
     @classmethod
     def rebuilt(cls, record: dict[str, Any], options: TrainOptions) -> nn.Module:
-        """Build GIN with GraphCL's head of two layers; "gin" has batch statistics, "gin-layer" has none.
+        """Build GIN with GraphCL's head of two layers, or a linear one; "gin" has batch statistics, "gin-layer" none.
 
         Args:
             record: Record of the training graphs, with their number of features.
@@ -165,7 +165,8 @@ class GraphData(Items, prefix="graphs", form="graphs:NAME"):
         backbone = GIN(record["features"], norm=NORMS[options.encoder], seed=options.seed)
         with seeded(options.seed):
             width = backbone.feature_dim
-            head = two_layers(width, width, options.dim)
+            linear = options.head == "linear"
+            head = xavier(width, options.dim) if linear else two_layers(width, width, options.dim)
         return Encoder(backbone, width, head, "gin" if options.encoder == "auto" else options.encoder)
 
     def record(self) -> dict[str, Any]:

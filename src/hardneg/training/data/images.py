@@ -64,7 +64,7 @@ from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_en
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
 from hardneg.training.normalisation import Scale, scale_of
-from hardneg.training.options import TrainOptions
+from hardneg.training.options import HeadShape, TrainOptions
 
 SPLITS = ("train", "test", "all")
 USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
@@ -291,7 +291,8 @@ class ImageData(Items):
         channels, height, width = record["shape"]
         size = max(height, width)
         name = auto_encoder(size) if options.encoder == "auto" else options.encoder
-        return build_encoder(name, channels, projection_dim=options.dim, seed=options.seed, size=size)
+        head = {"auto": options.projector, "mlp": HeadShape(), "linear": None}[options.head]
+        return build_encoder(name, channels, projection_dim=options.dim, seed=options.seed, size=size, head=head)
 
     def chosen(self, options: TrainOptions) -> dict[str, Any]:
         """Return the encoder and augmentation that "auto" stands for."""

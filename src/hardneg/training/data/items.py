@@ -236,8 +236,8 @@ class Items(ABC):
     @classmethod
     def check(cls, options: TrainOptions) -> None:
         """Raise for option values that the kind does not support, without reading data."""
-        for name in ("augment", "encoder"):
-            if getattr(options, name) != "auto":
+        for name in ("augment", "encoder", "head"):
+            if getattr(options, name) not in ("auto", "none"):
                 what = f"--{name} auto, the only choice for {cls.noun}s"
                 raise argument_error("train", what, name, getattr(options, name))
 

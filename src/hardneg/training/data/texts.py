@@ -61,6 +61,9 @@ class TextItems(Items):
         if options.augment != "auto":
             what = "--augment auto, since the views of texts are passes with different dropout, or given pairs"
             raise argument_error("train", what, "augment", options.augment)
+        if options.head == "mlp" and not hasattr(options, "token_pooling"):
+            what = "--head auto or linear, since its banks and queues hold vectors of --dim numbers"
+            raise argument_error("train", what, "head", options.head)
         with located("--data"):
             split_columns(split_name(options.data)[1].partition(":")[2], *cls.columns)
         with located("--encoder"):
@@ -77,8 +80,9 @@ class TextItems(Items):
             record: Record of the training texts.
             options: The options of the run.
         """
-        head = getattr(options, "head", "linear")
-        return text_encoder(options.encoder, options.dim, head=head, seed=options.seed)
+        head = "linear" if options.head == "auto" else options.head
+        pooling = getattr(options, "token_pooling", "mean")
+        return text_encoder(options.encoder, options.dim, head=head, seed=options.seed, pooling=pooling)
 
     def prepared(self, options: TrainOptions, views: Any = None) -> Self:
         """Return the texts with tokens for the encoder of the options."""

@@ -134,6 +134,15 @@ def hashed_subwords(texts: Sequence[str]) -> list[list[int]]:
     return [[bucket for word in of_text for bucket in _buckets(word)] for of_text in words]
 
 
+def hashed_words(texts: Sequence[str]) -> list[list[int]]:
+    """Tokenise into words in their order, hashed to buckets.
+
+    >>> [len(row) for row in hashed_words(["A cat, twice", ""])]
+    [4, 0]
+    """
+    return [[_buckets(word)[0] for word in re.findall(r"\w+|[^\w\s]", text.lower())] for text in texts]
+
+
 @lru_cache(maxsize=1_000_000)
 def _buckets(word: str) -> tuple[int, ...]:
     marked = f"<{word}>"
@@ -143,12 +152,14 @@ def _buckets(word: str) -> tuple[int, ...]:
 
 
 def tokenizer_for(encoder: str) -> Tokenizer:
-    """Return the tokenizer of an encoder by name: hashed subwords, or that of ``hf:PATH`` and ``st:PATH``.
+    """Return the tokenizer of an encoder by name: hashed subwords or words, or that of ``hf:PATH`` and ``st:PATH``.
 
     Raises:
         ArgumentError: If the model in PATH has no usable tokenizer.
     """
     kind, _, path = encoder.partition(":")
+    if kind == "gru":
+        return hashed_words
     return hashed_subwords if kind in ("auto", "hashed") else _pretrained(kind, path)
 
 

@@ -235,7 +235,8 @@ def evaluate_classification(
 ) -> dict[str, dict[str, Any]]:
     """Compute the accuracy of every task: on its test split, or the mean over 10 folds.
 
-    A pair of texts with vectors u and v has the features |u - v| and u * v.
+    A pair of texts with vectors u and v has the features |u - v| and u * v. Tasks of pairs with two classes, such as
+    MSRP, also have the F1 of the class that sorts last ("1", "paraphrase", "true"), as in SentEval.
 
     Args:
         tasks: Tasks by name.
@@ -243,7 +244,8 @@ def evaluate_classification(
         step: Called with 1 after each task, for progress bars.
 
     Returns:
-        By task: accuracy, number of rows, classes and skipped rows; with folds, their number and standard deviation.
+        By task: accuracy, number of rows, classes and skipped rows; with folds, their number and standard deviation;
+        for pairs of two classes, f1.
 
     Raises:
         ArgumentError: If a task has fewer than two classes, unknown splits, or no rows to train on.
@@ -263,14 +265,18 @@ def _accuracy(name: str, task: TextTask, encoder: TextEncoder) -> dict[str, Any]
         raise ArgumentError(WHO, f"at least two classes in {name}", f"only the label {task.labels[0]!r}")
     _check_splits(name, task.splits)
     y = torch.tensor([classes[label] for label in task.labels])
-    about = {"num": len(y), "classes": len(classes), "skipped": task.skipped}
+    about: dict[str, Any] = {"num": len(y), "classes": len(classes), "skipped": task.skipped}
     if "test" in task.splits:
         test = torch.tensor([split == "test" for split in task.splits])
         train = torch.tensor([split in TRAIN for split in task.splits])
-        return {"accuracy": _right(x, y, train, test), **about}
-    fold = folds_of(y, FOLDS, seed=0)
-    values = torch.tensor([_right(x, y, fold != one, fold == one) for one in range(FOLDS) if (fold == one).any()])
-    return {"accuracy": float(values.mean()), "deviation": float(values.std()), "folds": len(values), **about}
+        parts = [_scores(x, y, train, test)]
+    else:
+        fold = folds_of(y, FOLDS, seed=0)
+        parts = [_scores(x, y, fold != one, fold == one) for one in range(FOLDS) if (fold == one).any()]
+        about |= {"deviation": float(torch.tensor([right for right, _ in parts]).std()), "folds": len(parts)}
+    accuracy, f1 = (sum(values) / len(parts) for values in zip(*parts, strict=True))
+    paired = len(task.texts[0]) == 2 and len(classes) == 2
+    return {"accuracy": accuracy, **({"f1": f1} if paired else {}), **about}
 
 
 def _check_splits(name: str, splits: Sequence[str]) -> None:
@@ -282,9 +288,12 @@ def _check_splits(name: str, splits: Sequence[str]) -> None:
         raise ArgumentError(WHO, f"rows of {name} to train on", "test rows only", fix)
 
 
-def _right(x: Vectors, y: Tensor, train: Tensor, test: Tensor) -> float:
-    predicted = linear_predict(x[train], y[train], x[test])
-    return float((predicted == y[test]).double().mean())
+def _scores(x: Vectors, y: Tensor, train: Tensor, test: Tensor) -> tuple[float, float]:
+    """Fit the probe to the rows of ``train`` and return accuracy and F1 of class 1 on those of ``test``."""
+    found = linear_predict(x[train], y[train], x[test])
+    predicted, wanted = found == 1, y[test] == 1
+    both = int((predicted & wanted).sum())
+    return float((found == y[test]).double().mean()), 2.0 * both / max(int(predicted.sum() + wanted.sum()), 1)
 
 
 def _features(name: str, texts: Sequence[tuple[str, ...]], encoder: TextEncoder) -> Vectors:

@@ -92,13 +92,14 @@ def model_encoder(model: Any) -> TextEncoder:
     return TextEncoder(by(model.encode), by(query), by(document))
 
 
-def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any:
-    """Load the model in ``path``; a Transformers model (``hf``) gets mean pooling.
+def sentence_transformer(kind: str, path: str, device: str | None = None, pooling: str = "mean") -> Any:
+    """Load the model in ``path``; a Transformers model (``hf``) gets a layer that pools its tokens.
 
     Args:
         kind: "st" or "hf".
         path: Folder or hub name of the model.
         device: Device of the model; None chooses a GPU where there is one.
+        pooling: Of "hf": "mean" or "cls".
     """
     library = optional("sentence_transformers", f"{kind}:{path}", extra="text")
     with loading_model(f"{kind}:{path}", path):
@@ -107,8 +108,8 @@ def sentence_transformer(kind: str, path: str, device: str | None = None) -> Any
         modules = st_modules()
         words = modules.Transformer(path)
     width = getattr(words, "get_embedding_dimension", None) or words.get_word_embedding_dimension
-    pooling = modules.Pooling(width(), pooling_mode="mean")
-    return library.SentenceTransformer(modules=[words, pooling], device=device)
+    pooled = modules.Pooling(width(), pooling_mode=pooling)
+    return library.SentenceTransformer(modules=[words, pooled], device=device)
 
 
 def st_modules() -> Any:

@@ -67,7 +67,7 @@ def loss_for(options: TrainOptions, **more: Any) -> ContrastiveLoss:
         options: Options of a recipe.
         more: Arguments that the recipe fixes; they override the options.
     """
-    names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate")
+    names = ("num_negatives", "positives_in_denominator", "reduction", "objective", "generate", "same_label_negatives")
     chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
     temperature, tau_plus = number_of(options.temperature), number_of(options.tau_plus)
     chosen |= {"gather": True, **more}

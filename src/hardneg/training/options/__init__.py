@@ -9,20 +9,24 @@ texts, pairs and graphs, ``banks.py`` those of recipes with a memory bank, and `
 """
 
 from hardneg.training.options.banks import CMCOptions, InstanceOptions, LocalAggregationOptions, NegativeCacheOptions
+from hardneg.training.options.base import HeadShape as HeadShape
 from hardneg.training.options.base import TrainOptions
 from hardneg.training.options.recipes import (
+    BYOLOptions,
     CLIPOptions,
     EMC2Options,
     GraphCLOptions,
     InfoGraphOptions,
     ISogCLROptions,
     MoCoOptions,
+    NNCLROptions,
     PairsOptions,
     QuickThoughtsOptions,
     SimCLROptions,
     SimCSEOptions,
     SogCLROptions,
     SupervisedOptions,
+    SwAVOptions,
 )
 
 RECIPES: dict[str, type[TrainOptions]] = {
@@ -33,6 +37,9 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "clip": CLIPOptions,
     "quick-thoughts": QuickThoughtsOptions,
     "moco": MoCoOptions,
+    "byol": BYOLOptions,
+    "swav": SwAVOptions,
+    "nnclr": NNCLROptions,
     "sogclr": SogCLROptions,
     "isogclr": ISogCLROptions,
     "emc2": EMC2Options,

@@ -7,7 +7,7 @@ field is declared with ``option(default, help, panel)``: its help text is what `
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import make_plain, option
@@ -21,6 +21,34 @@ DATA, NEGATIVES, TRAINING, RUN = "Data and encoder", "Negatives", "Training", "T
 """Titles of the panels that group the flags in ``--help``."""
 OBJECTIVE = 'Loss function: info_nce, jsd, sigmoid, "rince(q=0.1)" ...'
 GENERATE = 'Synthesise extra negatives from the existing ones, such as "mochi(num_hardest=64)".'
+
+
+class HeadShape(NamedTuple):
+    """Shape of a projection head or predictor with hidden layers.
+
+    Attributes:
+        layers: Number of linear layers.
+        width: Width of the hidden layers; None: that of the features of the encoder.
+        limit: Largest width as a multiple of that of the features; None: any.
+        last_norm: Whether the output is normalised as well, as in MoCo v3.
+        norm: Normalisation between the layers, "batch" or "layer"; None: by batch where the encoder has batch
+            normalisation, otherwise none.
+
+    Example:
+        >>> HeadShape().width_for(512), HeadShape(3, 4096, limit=8).width_for(128)
+        (512, 1024)
+    """
+
+    layers: int = 2
+    width: int | None = None
+    limit: int | None = None
+    last_norm: bool = False
+    norm: str | None = None
+
+    def width_for(self, features: int) -> int:
+        """Return the width of the hidden layers for an encoder with this number of features."""
+        width = features if self.width is None else self.width
+        return width if self.limit is None else min(width, self.limit * features)
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,13 @@ class TrainOptions:
         low=0,
     )
     dim: int = option(128, "Dimension of the embeddings that the loss compares.", DATA, low=1)
+    head: str = option(
+        "auto",
+        "Projection head on top of the features, used in training only: auto (that of the recipe), linear, or mlp (two "
+        "layers).",
+        DATA,
+        among=("auto", "linear", "mlp"),
+    )
     negatives: str = option(
         "Uniform()",
         'Distribution of the negatives, such as "Tilt(1.0)"; "hardneg explain" describes an expression.',
@@ -201,6 +236,11 @@ class TrainOptions:
     sources: ClassVar[tuple[str, ...]] = ("batch",)
     """Sources of the candidates, as ``From(...)`` and ``source=`` name them."""
 
+    @property
+    def projector(self) -> HeadShape:
+        """Shape of the projection head that ``head="auto"`` stands for where the data has no head of its own."""
+        return HeadShape()
+
     def check(self) -> None:
         """Raise ``ArgumentError`` if options contradict each other.
 
@@ -241,3 +281,20 @@ def check_fixed(recipe: str, options: TrainOptions) -> None:
     if isinstance(options.temperature, str):
         what = "a number as --temperature, since the state that it keeps for each image depends on it"
         raise ArgumentError(recipe, what, repr(options.temperature))
+
+
+def check_without_negatives(recipe: str, options: TrainOptions) -> None:
+    """Raise if options of the negatives are set in a recipe that has none.
+
+    Args:
+        recipe: Name of the recipe, for the error.
+        options: Its options; ``negatives`` and ``tau_plus`` are checked.
+
+    Raises:
+        ArgumentError: If one of them is not the default.
+    """
+    for name, flag, default in (("negatives", "--negatives", "Uniform()"), ("tau_plus", "--tau-plus", "0.0")):
+        value = getattr(options, name)
+        if "".join(str(value).split()) != default:
+            what, fix = f"{flag} to be unset, since it learns without negatives", "use hardneg train simclr or moco"
+            raise ArgumentError(recipe, what, repr(value), fix)

@@ -9,7 +9,8 @@ line of each class is shown by ``hardneg train RECIPE --help``, so these docstri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from hardneg.core.errors import ArgumentError
 from hardneg.core.options import option
@@ -22,9 +23,28 @@ from hardneg.training.options.base import (
     RUN,
     TEMPERATURE,
     TRAINING,
+    HeadShape,
     TrainOptions,
     check_fixed,
+    check_without_negatives,
 )
+
+DENOMINATOR = "Positives in the denominator of the loss: that of the pair, all, or none."
+HIDDEN_DIM = (
+    "Width of the hidden layers of projection head and predictor; default 4096, at most 8 times that of the features."
+)
+
+
+HEAD_NORM = (
+    "Normalisation in projection head and predictor: batch (the paper), or layer, which does not depend on the number "
+    "of ranks."
+)
+
+
+def _wide(layers: int, options: MoCoOptions | BYOLOptions | NNCLROptions, last_norm: bool = False) -> HeadShape:
+    """Return the shape of a head whose hidden layers are wider than the features."""
+    width, limit = (4096, 8) if options.hidden_dim is None else (options.hidden_dim, None)
+    return HeadShape(layers, width, limit, last_norm, options.head_norm)
 
 
 @dataclass(frozen=True)
@@ -33,12 +53,7 @@ class SimCLROptions(TrainOptions):
 
     objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
     generate: str | None = option(None, GENERATE, NEGATIVES)
-    positives_in_denominator: str = option(
-        "own",
-        "Positives in the denominator of the loss: that of the pair, all, or none.",
-        NEGATIVES,
-        among=("own", "all", "none"),
-    )
+    positives_in_denominator: str = option("own", DENOMINATOR, NEGATIVES, among=("own", "all", "none"))
     num_negatives: str = option(
         "support",
         "Factor of the mean over negatives: count of the support, of all candidates, or the total weight.",
@@ -57,13 +72,22 @@ class SupervisedOptions(SimCLROptions):
     reduction: str = option(
         "anchors", "Average over anchors (SupCon) or over pairs (H-SCL).", NEGATIVES, among=("anchors", "pairs")
     )
+    same_label_negatives: bool = option(
+        False,
+        "Keep images of the anchor's label among the negatives: true positives with unlabelled negatives (HCL, Fig. "
+        '4); with --negatives such as "Tilt(1.0)".',
+        NEGATIVES,
+    )
     has_global_loss: ClassVar[bool] = False
     four_losses: bool = option(
         False, "Also record the UCL, SCL, H-UCL and H-SCL losses and Assumption 1 (H-SCL, Fig. 4 and 5).", RUN
     )
 
     def check(self) -> None:
-        """Raise for synthesised candidates, which have no label and could be positives."""
+        """Raise for synthesised candidates, which have no label and could be positives, and for contradictions."""
+        if self.same_label_negatives and "OtherLabel(" in self.negatives:
+            what, fix = "--negatives without OtherLabel() with --same-label-negatives", 'use --negatives "Uniform()"'
+            raise ArgumentError("supervised", what, repr(self.negatives), fix)
         if self.generate is not None:
             what = "--generate to be unset, since synthesised candidates have no label"
             raise ArgumentError("supervised", what, repr(self.generate))
@@ -78,6 +102,7 @@ class MoCoOptions(TrainOptions):
     )
     objective: str = option("info_nce", OBJECTIVE, NEGATIVES)
     generate: str | None = option(None, GENERATE, NEGATIVES)
+    positives_in_denominator: str = option("own", DENOMINATOR, NEGATIVES, among=("own", "all", "none"))
     version: str = option(
         "v1",
         "MoCo version: v1 (queue), v2 (queue, other defaults) or v3 (keys of the batch, symmetric loss, predictor).",
@@ -94,6 +119,18 @@ class MoCoOptions(TrainOptions):
         low=0.0,
         high=1.0,
     )
+    hidden_dim: int | None = option(None, f"{HIDDEN_DIM[:-1]} (v3 only).", TRAINING, low=1)
+    head_norm: str = option("batch", f"{HEAD_NORM[:-1]} (v3 only).", TRAINING, among=("batch", "layer"))
+
+    @property
+    def projector(self) -> HeadShape:
+        """Three normalised layers in v3, otherwise SimCLR's two."""
+        return _wide(3, self, last_norm=True) if self.version == "v3" else HeadShape()
+
+    @property
+    def predictor(self) -> HeadShape:
+        """The predictor of v3: two normalised layers."""
+        return _wide(2, self, last_norm=True)
 
     def __post_init__(self) -> None:
         """Replace None with the published temperature and momentum of the version, then check all options."""
@@ -106,6 +143,97 @@ class MoCoOptions(TrainOptions):
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]  # by an option
         """The source of the candidates: the queue in v1 and v2, the batch in v3."""
         return ("batch",) if self.version == "v3" else ("queue",)
+
+
+@dataclass(frozen=True)
+class BYOLOptions(TrainOptions):
+    """Each view predicts the other one, as a momentum encoder sees it, without negatives: BYOL."""
+
+    dim: int = option(256, "Dimension of the projections and predictions.", DATA, low=1)
+    momentum: float = option(
+        0.996, "Momentum of the target encoder, raised to 1 along a cosine.", TRAINING, low=0.0, high=1.0
+    )
+    hidden_dim: int | None = option(None, HIDDEN_DIM, TRAINING, low=1)
+    head_norm: str = option("batch", HEAD_NORM, TRAINING, among=("batch", "layer"))
+    has_global_loss: ClassVar[bool] = False
+
+    @property
+    def projector(self) -> HeadShape:
+        """Two layers, as wide as the predictor's."""
+        return _wide(2, self)
+
+    predictor = projector
+
+    def check(self) -> None:
+        """Raise for options of negatives, of which BYOL has none, and for a temperature."""
+        check_without_negatives("byol", self)
+        if self.temperature != 0.5:
+            what = "--temperature to be unset, since its loss is a squared distance"
+            raise ArgumentError("byol", what, repr(self.temperature))
+
+
+@dataclass(frozen=True)
+class SwAVOptions(TrainOptions):
+    """Each view predicts which prototypes the other one is assigned to, without negatives: SwAV."""
+
+    temperature: float | str = option(0.1, "Temperature of the predictions.", TRAINING, low=1e-4)
+    hidden_dim: int = option(2048, "Width of the hidden layer of the projection head.", TRAINING, low=1)
+    head_norm: str = option("batch", HEAD_NORM, TRAINING, among=("batch", "layer"))
+    num_prototypes: int | None = option(
+        None, "Number of prototypes; default 3000, at most a tenth of the data.", TRAINING, low=2
+    )
+    epsilon: float = option(0.05, "Smoothness of the assignments to prototypes.", TRAINING, low=1e-3)
+    sinkhorn_steps: int = option(3, "Number of Sinkhorn-Knopp iterations.", TRAINING, low=1)
+    queue: int = option(
+        0,
+        "Number of past embeddings that are assigned along with the batch, for batches smaller than the number of "
+        "prototypes (the paper: 3840).",
+        TRAINING,
+        low=0,
+    )
+    num_crops: int = option(
+        0,
+        "Number of further, smaller crops of each image that predict the assignments of both views (the paper: 6).",
+        TRAINING,
+        low=0,
+    )
+    frozen_epochs: int = option(1, "Number of epochs before the prototypes are trained.", TRAINING, low=0)
+    has_global_loss: ClassVar[bool] = False
+
+    @property
+    def projector(self) -> HeadShape:
+        """Two layers."""
+        return HeadShape(2, self.hidden_dim, norm=self.head_norm)
+
+    def check(self) -> None:
+        """Raise for options of negatives, of which SwAV has none."""
+        check_without_negatives("swav", self)
+
+
+@dataclass(frozen=True)
+class NNCLROptions(SimCLROptions):
+    """The nearest past embedding of each view against the predictions of the other views: NNCLR."""
+
+    temperature: float | str = option(0.1, TEMPERATURE, NEGATIVES, low=1e-4)
+    dim: int = option(256, "Dimension of the projections and predictions.", DATA, low=1)
+    queue: int | None = option(
+        None,
+        "Number of past embeddings among which nearest neighbours are found; default 98304, at most half of the data.",
+        NEGATIVES,
+        low=1,
+    )
+    hidden_dim: int | None = option(None, HIDDEN_DIM, TRAINING, low=1)
+    head_norm: str = option("batch", HEAD_NORM, TRAINING, among=("batch", "layer"))
+
+    @property
+    def projector(self) -> HeadShape:
+        """Three normalised layers."""
+        return _wide(3, self, last_norm=True)
+
+    @property
+    def predictor(self) -> HeadShape:
+        """Two layers."""
+        return _wide(2, self)
 
 
 @dataclass(frozen=True)
@@ -154,8 +282,11 @@ class EMC2Options(TrainOptions):
 
 
 TEXT = "Data set: text:FILE (one sentence per line), text:TABLE[column,label], pairs:TABLE[first,second] ..."
-TEXT_ENCODER = "auto (hashed subwords, no download), hf:PATH or st:PATH."
-HEAD = "Projection head on top of the features, used in training only."
+TEXT_ENCODER = "auto (hashed subwords, no download), gru, hf:PATH or st:PATH."
+HEAD = "Projection head on top of the features, used in training only; mlp: a layer with tanh, as in SimCSE"
+POOLING = "Features of an encoder hf:PATH: the mean over its tokens, or its first token, cls"
+PRETRAINED_RATE = 3e-5
+"""Learning rate of SimCSE for BERT; ProSampler has the same."""
 TEXT_VIEWS = "Only auto: the views of a text are two dropout passes, those of a pair are its two texts."
 
 
@@ -170,8 +301,26 @@ class TextOptions(TrainOptions):
     encoder: str = option("auto", f"Text encoder: {TEXT_ENCODER}", DATA)
     augment: str = option("auto", TEXT_VIEWS, DATA)
     dim: int = option(256, "Width of the built-in encoder, and of the head.", DATA, low=1)
-    head: str = option("none", HEAD, DATA, among=("none", "linear", "mlp"))
+    head: str = option("none", f"{HEAD}.", DATA, among=("none", "linear", "mlp"))
+    token_pooling: str = option("mean", f"{POOLING}.", DATA, among=("mean", "cls"))
     epochs: int = option(1, "Number of passes over the data.", TRAINING, low=1)
+    learning_rate: float | None = option(  # type: ignore[assignment]  # None stands for a number until __init__ ends
+        None, "Learning rate; default 1e-3, for a transformer (hf:PATH, st:PATH) 3e-5.", TRAINING, low=0.0
+    )
+
+    def __post_init__(self) -> None:
+        """Replace None with the learning rate for this kind of encoder, then check all options."""
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", PRETRAINED_RATE if is_transformer(self.encoder) else 1e-3)
+        super().__post_init__()
+
+
+def is_transformer(encoder: Any) -> bool:
+    """Return whether a text encoder is a pretrained transformer: hf:PATH, and st:PATH unless its model is static."""
+    kind, _, path = str(encoder).partition(":")
+    modules = Path(path) / "modules.json"
+    static = kind == "st" and modules.is_file() and "StaticEmbedding" in modules.read_text(encoding="utf-8")
+    return kind in ("hf", "st") and not static
 
 
 @dataclass(frozen=True)
@@ -179,6 +328,20 @@ class SimCSEOptions(TextOptions, SimCLROptions):
     """Two dropout passes of each text, the first against the second ones of the batch: SimCSE."""
 
     temperature: float | str = option(0.05, TEMPERATURE, NEGATIVES, low=1e-4)
+    head: str | None = option(  # type: ignore[assignment]  # None stands for a word until __init__ ends
+        None, f"{HEAD}; default mlp for hf:PATH, none for others.", DATA, among=("none", "linear", "mlp")
+    )
+    token_pooling: str | None = option(  # type: ignore[assignment]
+        None, f"{POOLING}; default cls.", DATA, among=("mean", "cls")
+    )
+
+    def __post_init__(self) -> None:
+        """Replace None with the head and the pooling of SimCSE's code for Transformers models."""
+        published = ("mlp", "cls") if str(self.encoder).startswith("hf:") else ("none", "mean")
+        for name, value in zip(("head", "token_pooling"), published, strict=True):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -186,6 +349,8 @@ class PairsOptions(SimCSEOptions):
     """The first text of each pair against the second ones of the batch and mined negatives."""
 
     data: str = option("pairs:", TEXT, DATA)
+    head: str = option("none", f"{HEAD}.", DATA, among=("none", "linear", "mlp"))
+    token_pooling: str = option("mean", f"{POOLING}.", DATA, among=("mean", "cls"))
     directions: str = option(
         "one", "Directions of the loss: one (first to second) or both.", NEGATIVES, among=("one", "both")
     )
@@ -257,12 +422,7 @@ class GraphCLOptions(GraphOptions, SimCLROptions):
 
     augment: str = option("auto", GRAPH_VIEWS, DATA)
     temperature: float | str = option(0.2, TEMPERATURE, NEGATIVES, low=1e-4)
-    positives_in_denominator: str = option(
-        "none",
-        "Positives in the denominator of the loss: that of the pair, all, or none.",
-        NEGATIVES,
-        among=("own", "all", "none"),
-    )
+    positives_in_denominator: str = option("none", DENOMINATOR, NEGATIVES, among=("own", "all", "none"))
 
 
 @dataclass(frozen=True)
@@ -284,3 +444,5 @@ class InfoGraphOptions(GraphOptions):
         if self.encode_chunk:
             what = "--encode-chunk of 0, since its anchors are the nodes of whole graphs"
             raise ArgumentError("infograph", what, str(self.encode_chunk))
+        if self.head != "auto":
+            raise ArgumentError("infograph", "--head auto: it has projections of its own", repr(self.head))

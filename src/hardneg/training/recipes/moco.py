@@ -1,9 +1,11 @@
 """MoCo with any negatives: v1 and v2 (He et al. 2020) against a queue of momentum keys, v3 (2021) those of the batch.
 
-v1 and v2 differ only in their temperature here: the head and the views are those of ``--encoder`` and ``--augment``.
-Ring is v1 with ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``. The queue starts empty, and
-older keys of the anchor's own image are never its negatives. With several ranks each one pushes the same gathered
-keys. Batches are not shuffled for BatchNorm: use synchronised batch statistics or none.
+v1 and v2 differ only in their temperature here: the head and the views are those of ``--head`` and ``--augment``. v3
+has a head of three layers and a predictor of two, ``--hidden-dim`` wide and normalised throughout. Ring is v1 with
+``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``, its Algorithm 1 with
+``positives_in_denominator="none"``. The queue starts empty, and older keys of the anchor's own image are never its
+negatives. With several ranks each one pushes the same gathered keys. Batches are not shuffled for BatchNorm: use
+synchronised batch statistics or none.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from hardneg.core.schedules import cosine, value_of
 from hardneg.core.types import Keys
 from hardneg.state.momentum import MomentumEncoder
 from hardneg.state.pools import Queue
-from hardneg.training.data.inputs import Inputs
 from hardneg.training.data.items import Items
-from hardneg.training.encoders import features_of
+from hardneg.training.encoders import Predicted
 from hardneg.training.loop.checks import number_of
 from hardneg.training.loop.method import Batch, EncodeInputs, Method
 from hardneg.training.loop.parts import loss_for
@@ -79,7 +80,7 @@ class MoCoV3(Method):
     def __init__(self, options: MoCoOptions, data: Items, total: int) -> None:
         super().__init__()
         encoder = data.encoder(options)
-        self.encoder: Predicted = Predicted(encoder, options.dim)
+        self.encoder: Predicted = Predicted(encoder, options.dim, options.predictor)
         assert options.momentum is not None
         assert options.temperature is not None
         self.slow = MomentumEncoder(encoder, cosine(options.momentum, 1.0), total)
@@ -116,33 +117,6 @@ class MoCoV3(Method):
     def after_step(self) -> None:
         """Update the momentum encoder."""
         self.slow.update_parameters(self.encoder.encoder)
-
-
-class Predicted(nn.Module):
-    """An encoder followed by v3's predictor; its ``features`` are those of the encoder.
-
-    Args:
-        encoder: The encoder with its projection.
-        dim: Dimension of the projection and of the prediction.
-    """
-
-    encoder: nn.Module
-
-    def __init__(self, encoder: nn.Module, dim: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.predictor = nn.Sequential(
-            nn.Linear(dim, 2 * dim), nn.LayerNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
-        )
-
-    def features(self, inputs: Inputs) -> Tensor:
-        """Return the features of the encoder, [b, f], which are evaluated."""
-        return features_of(self.encoder)(inputs)
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Return the predictions, [b, dim]."""
-        predicted: Tensor = self.predictor(self.encoder(inputs))
-        return predicted
 
 
 def moco(options: MoCoOptions, data: Items, total: int) -> Method:

@@ -1,8 +1,8 @@
 """Quick-thoughts (Logeswaran and Lee 2018): a sentence predicts its neighbours among the sentences of the batch.
 
 Batches are consecutive sentences, and scores are raw dot products of two encoders. The sentence itself stays in the
-softmax with a logit of 0, as in the authors' code. The features are those of both encoders. Every rank computes the
-loss of all gathered rows, since neighbours may be on different ranks.
+softmax with a logit of 0, as in the authors' code. The features are those of both encoders; ``--encoder gru`` is the
+paper's. Every rank computes the loss of all gathered rows, since neighbours may be on different ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class QuickThoughts(Method):
         first, second = (gather(Keys(part, batch.ids)) for part in (u, v))
         self.first, self.second = first, second
         similarity, near = self._matrix()
-        return reduce(self.loss.of_matrix(similarity, near), from_matrix(similarity, near))
+        # Dot products are at least -|u| |v|, where cosines are at least -1.
+        lengths = [widened(side.vectors.detach()).norm(dim=1, keepdim=True) for side in (first, second)]  # [b, 1]
+        lowest = -lengths[0] * lengths[1].max()
+        return reduce(self.loss.of_matrix(similarity, near, lowest=lowest), from_matrix(similarity, near))
 
     def _matrix(self) -> tuple[Tensor, Tensor]:
         """Return dot products [b, b], 0 for the sentence itself, and the mask of neighbours [b, b]."""

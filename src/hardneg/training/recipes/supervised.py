@@ -3,6 +3,7 @@
 SupCon       negatives="OtherLabel()"              positives_in_denominator="all"
 SCL          negatives="OtherLabel()"              num_negatives="candidates", reduction="pairs"
 H-SCL(beta)  negatives="OtherLabel() * Tilt(1.0)"  num_negatives="candidates", reduction="pairs"
+HCL, Fig. 4  negatives="Tilt(1.0)"                 same_label_negatives=True: labels choose positives only
 
 ``four_losses`` records the quantities of H-SCL's Fig. 4 and 5, independent of the trained loss: the losses of UCL,
 SCL, H-UCL and H-SCL, all with positives by label, and the share of anchors for which Assumption 1 holds.
