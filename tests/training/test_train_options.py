@@ -40,7 +40,8 @@ OTHER: dict[str, Any] = {
     "generate": "mochi(num_hardest=4, num_mixed=4, num_with_anchor=2)",
     "optimizer": "sgd", "schedule": "cosine", "clip": 0.01, "accumulate": 2,
     "loss": "softmax", "num_draws": 3, "pooling": "mean", "cluster_runs": 2, "cluster_every": 2, "warmup": 2,
-    "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True, "same_label_negatives": True, "head": "linear",
+    "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True, "same_label_negatives": True,
+    "head": "linear",
     "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
     "frozen_epochs": 0,
 }  # fmt: skip
