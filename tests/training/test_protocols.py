@@ -21,7 +21,7 @@ from hardneg.training.data.items import Splits
 from hardneg.training.encoders import Encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.measures import BEFORE, nothing_learnt
-from hardneg.training.evaluation.protocols import Schedule, classified, initial_encoder, transfer
+from hardneg.training.evaluation.protocols import ClassifierTraining, classified, initial_encoder, transfer
 from hardneg.training.loop.records import before_training
 from hardneg.training.loop.runs import Run
 from hardneg.training.loop.train import train
@@ -112,7 +112,7 @@ def options_of(**more: Any) -> Any:
 
 
 def test_the_probe_is_the_gradient_descent_of_the_papers() -> None:
-    read, schedule = few_images(), Schedule(epochs=3, batch_size=8, learning_rate=20.0, weight_decay=0.01)
+    read, schedule = few_images(), ClassifierTraining(epochs=3, batch_size=8, learning_rate=20.0, weight_decay=0.01)
     found = classified(torch.nn.Flatten(), read, options_of(), schedule, fine_tune=False)
     x, test = ((part.images.double() / 255).flatten(1).numpy() for part in (read.train, read.test))
     y = read.train.labels.numpy()
@@ -145,7 +145,7 @@ def test_fine_tuning_trains_a_copy_of_the_encoder() -> None:
         encoder[1].weight.copy_(torch.tensor([[1.0, -1.0, 1.0, -1.0]]))
         encoder[1].bias.zero_()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    schedule = Schedule(epochs=30, batch_size=10, learning_rate=1.0)
+    schedule = ClassifierTraining(epochs=30, batch_size=10, learning_rate=1.0)
     right = {
         tuned: float((classified(encoder, read, options_of(), schedule, fine_tune=tuned) == labels).double().mean())
         for tuned in (False, True)
@@ -156,7 +156,7 @@ def test_fine_tuning_trains_a_copy_of_the_encoder() -> None:
 
 
 def test_transfer_with_protocols_and_few_labels(trained: Path, data: str) -> None:
-    schedule = Schedule(epochs=2, batch_size=32)
+    schedule = ClassifierTraining(epochs=2, batch_size=32)
     found = transfer(trained, data, share=0.25, protocols=("probe", "finetune"), schedule=schedule)
     assert (found["num_train"], found["data"]) == (32, f"{data}, 25 % of the labels")
     for name in ("probe", "finetune", "knn", "linear"):

@@ -74,6 +74,13 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
     if quiet or not console.is_terminal or os.environ.get("RANK", "0") != "0":
         yield lambda phase, steps: _ignore  # rich 13.0 prints an empty line even after a disabled bar
         return
+    with _terminal_bars(console) as drawn:
+        yield drawn
+
+
+@contextmanager
+def _terminal_bars(console: Console) -> Iterator[Bars]:
+    """Show progress bars on a terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

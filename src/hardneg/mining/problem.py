@@ -132,8 +132,7 @@ def build_problem(
         irrelevant: Ids or texts of documents judged irrelevant, for each row of the queries.
         judged_irrelevant: (query id, document id) pairs of documents judged irrelevant.
         same: Whether the queries are the corpus, row by row.
-        drop_missing: Whether positives that are missing in the corpus are dropped and counted,
-            instead of being an error.
+        drop_missing: Drop and count positives that are missing in the corpus instead of raising.
 
     Raises:
         ArgumentError: If ids, texts or positives contradict each other, or if no query has a positive.
@@ -148,7 +147,7 @@ def build_problem(
         corpus = _positives_as_corpus(both)
     documents, row_of = _documents(corpus, counts)
     row_of_positive = row_of
-    if not same and any(both):
+    if any(both) and not same:
         documents, row_of_positive = _positives_by(both, documents, row_of, corpus, counts)
     if (judged or judged_irrelevant) and not (queries.named and corpus.named):
         without = "the queries without" if not queries.named else "the corpus without"

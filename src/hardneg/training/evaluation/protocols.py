@@ -54,7 +54,7 @@ register_measure("finetune", "fine-tuned", "encoder and classifier are trained b
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ClassifierTraining:
     """How a classifier is trained: SGD with Nesterov momentum of 0.9 and a rate that falls along a cosine.
 
     Attributes:
@@ -87,7 +87,7 @@ def transfer(
     protocols: Sequence[Name] = (),
     share: float = 1.0,
     statistics: Statistics = "run",
-    schedule: Schedule | None = None,
+    schedule: ClassifierTraining | None = None,
     baseline: bool = True,
 ) -> dict[str, Any]:
     """Compute the final figures of a run on other data, or on its own.
@@ -95,7 +95,7 @@ def transfer(
     The train split of ``data`` fits probes and classifiers; its test split is evaluated.
 
     Args:
-        run: Run directory, or an export of it that ``load_encoder`` reads.
+        run: Run directory, or an exported run that ``load_encoder`` reads.
         data: Name of the data, as for ``--data``.
         data_root: Folder of named data sets.
         weights: "last" or "best".
@@ -141,7 +141,7 @@ def initial_encoder(run: str | Path, *, run_code: bool = False) -> nn.Module | N
     """Return the encoder of a run as it was before training, or None if it cannot be built again.
 
     Args:
-        run: Run directory or an export of it.
+        run: Run directory or exported run.
         run_code: Allow running code that the run names, see ``load_encoder``.
     """
     try:
@@ -153,7 +153,11 @@ def initial_encoder(run: str | Path, *, run_code: bool = False) -> nn.Module | N
 
 
 def _figures(
-    encoder: nn.Module, read: Splits, options: TrainOptions, protocols: Sequence[Name], schedule: Schedule | None
+    encoder: nn.Module,
+    read: Splits,
+    options: TrainOptions,
+    protocols: Sequence[Name],
+    schedule: ClassifierTraining | None,
 ) -> dict[str, Any]:
     """Evaluate an encoder as at the end of a run, and by further protocols."""
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
@@ -161,7 +165,7 @@ def _figures(
     represent = Represent(encoder.to(device), options.epochs, options.seed)
     found: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
     for name in protocols:
-        usual = Schedule(epochs=30, learning_rate=0.05) if name == "finetune" else Schedule()
+        usual = ClassifierTraining(epochs=30, learning_rate=0.05) if name == "finetune" else ClassifierTraining()
         predicted = classified(encoder, read, options, schedule or usual, fine_tune=name == "finetune")
         right = predicted.cpu() == read.test.labels.cpu()
         found[name] = float(right.double().mean())
@@ -170,7 +174,7 @@ def _figures(
 
 
 def _with_statistics(options: TrainOptions, items: Items) -> TrainOptions:
-    """Return the options with the mean and std of some images, as the papers normalise other data sets."""
+    """Return the options with the mean and std of a sample of the images, as the papers normalise other data sets."""
     unit: Any = items.prepared(_with_values(options, mean=(), std=()))
     places = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:MEASURED]
     scale = measured_scale(unit.plain(index) for index in torch.split(places, 256))
@@ -196,7 +200,7 @@ def _with_share(read: Splits, share: float) -> Splits:
 
 
 def classified(
-    encoder: nn.Module, read: Splits, options: TrainOptions, schedule: Schedule, *, fine_tune: bool
+    encoder: nn.Module, read: Splits, options: TrainOptions, schedule: ClassifierTraining, *, fine_tune: bool
 ) -> Labels:
     """Train a linear classifier on an encoder by SGD with augmentation, and return the classes of the test items, [m].
 
