@@ -84,7 +84,7 @@ def decode(data: Any, where: str, side: int | None = None) -> Picture:
     Args:
         data: The bytes of a file, a PIL image, or uint8 [h, w], [h, w, c] or [c, h, w] with 1 or 3 channels.
         where: Where the image comes from, for errors.
-        side: The side in pixels to which crops of the image are resized; larger images are then decoded at a fraction of
+        side: Side in pixels to which crops of the image are resized; larger images are then decoded at a fraction of
             their resolution, see ``MARGIN``. None decodes all pixels.
 
     Raises:
