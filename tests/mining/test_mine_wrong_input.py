@@ -460,8 +460,8 @@ def test_a_data_set_replaces_one_that_a_kill_left_behind(job: MineOptions, tmp_p
         ({"rescore": "support.mining_jobs:nothing"}, "a function 'nothing'"),
         ({"shards": 2, "negatives": "Tilt(1.0)", "draw": "categorical"}, "draw 'top' or 'gumbel' to use shards"),
         ({"negatives": "OtherLabel()"}, "label"),
-        ({"corpus": ""}, "a name that is not empty"),
-        ({"guide": ""}, "a name that is not empty"),
+        ({"corpus": ""}, "a non-empty name"),
+        ({"guide": ""}, "a non-empty name"),
         ({"negatives": 'From("bm25")'}, "a source among embedding"),
     ],
 )

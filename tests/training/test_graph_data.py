@@ -198,7 +198,7 @@ def test_bad_text_files_raise(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="nodes 1 to 5"):
         read_graphs(str(tmp_path / "a"))
     written(tmp_path / "b", **(TOY | {"graph_indicator": "1\n2\n1\n2\n2\n"}))
-    with raises(FileError, who="data", what="their graphs", got="which has another order"):
+    with raises(FileError, who="data", what="their graphs", got="whose nodes are in a different order"):
         read_graphs(str(tmp_path / "b"))
     written(tmp_path / "c", **(TOY | {"A": "one, two\n"}))
     with pytest.raises(FileError, match="numbers"):

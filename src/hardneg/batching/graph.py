@@ -324,7 +324,7 @@ class _Pools:
         return torch.cat(parts)
 
     def _continued(self, rest: Tensor) -> Tensor:
-        """Append a permutation to the rest of the last one, with the rest's nodes last: no pool has a node twice."""
+        """Append a permutation to the rest of the previous one; its nodes come last, so no pool has a node twice."""
         order = torch.randperm(self.n, generator=self.generator, device=self.device)
         is_rest = torch.zeros(self.n, dtype=torch.bool, device=self.device).index_fill_(0, rest, True)[order]
         return torch.cat([rest, order[~is_rest], order[is_rest]])

@@ -26,7 +26,7 @@ def save_arrays(path: str | Path, **arrays: Any) -> None:
 
 
 def load_arrays(who: str, path: str | Path, make: Callable[[dict[str, Any]], Stored], fix: str) -> Stored:
-    """Load arrays that ``save_arrays`` wrote, and make a value of them.
+    """Load arrays that ``save_arrays`` wrote, and build a value from them.
 
     Args:
         who: Name of the caller, for errors.

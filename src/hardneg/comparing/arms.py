@@ -31,7 +31,7 @@ from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.options import RECIPES, TrainOptions
 
 SCHEDULED = ("temperature", "tau_plus")
-"""Options that may be schedules, as text; other schedules are arguments inside of negatives."""
+"""Options that may be schedules, as text; other schedules are arguments of negatives."""
 _expression_readers = {"negatives": parse, "batches": parse_batches, "optimizer": read_optimiser, "schedule": read_rate}
 EXPRESSIONS = tuple(_expression_readers)
 """Options that are expressions, and so can be written in several equivalent ways."""

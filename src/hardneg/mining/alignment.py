@@ -1,6 +1,6 @@
 """Warnings that save a week: positives no closer than random documents, and negatives easier than those.
 
-Ids that do not belong together (1-based judgements of 0-based rows, a file in another order, two
+Ids that do not belong together (1-based judgements of 0-based rows, a file in a different order, two
 models) raise no error, because every id exists. The positives are then no closer than chance. Three
 figures reveal it:
 

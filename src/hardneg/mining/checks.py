@@ -248,7 +248,7 @@ def check_options(options: MineOptions) -> None:
     for name in (*inputs, "out", "model", "guide", "cross_encoder"):
         # An unset shell variable; an empty path would mean the current folder.
         if getattr(options, name) == "":
-            raise argument_error("mine", "a name that is not empty", name, "")
+            raise argument_error("mine", "a non-empty name", name, "")
     check_format(Path(options.out))
     others = (*(split_name(each)[1] for each in options.runs), *options.imports)
     reads = [*given_inputs(options).values(), *map(Path, others)]

@@ -86,7 +86,7 @@ def _narrowed(size, low, at_low, high, above, p, count_p, up, q, count_q, down, 
 
 @jit
 def _open(size, low, at_low, high, above, slack, HALF: tl.constexpr):
-    """True if the bracket still has to be narrowed; a bracket without a value above it yet has no end."""
+    """True if the bracket still has to be narrowed; it has no end before a value above it is found."""
     apart = (high == float("inf")) | (slack == 0) | (size - above > slack)
     return (size > 0) & (at_low - size > slack) & (_key(high, HALF) - _key(low, HALF) > 1) & apart
 

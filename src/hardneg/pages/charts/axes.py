@@ -125,7 +125,7 @@ def svg(label: str, body: str, *, width: int = WIDTH, height: int = HEIGHT, kind
 
 
 def shown(text: object) -> str:
-    """Escape text for use inside of an element or attribute."""
+    """Escape text for use inside an element or attribute."""
     return escape(printable(text), quote=True)
 
 

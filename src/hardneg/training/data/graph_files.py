@@ -188,7 +188,7 @@ def _read_text(folder: Path) -> GraphPart:
         raise FileError("data", "a file of edges with two nodes per line", folder / f"{name}_A.txt", got)
     if graph[0] != 0 or not set(np.diff(graph).tolist()) <= {0, 1}:
         what = "nodes in the order of their graphs, numbered 1, 2, ... without gaps"
-        raise FileError("data", what, indicator, "which has another order")
+        raise FileError("data", what, indicator, "whose nodes are in a different order")
     if edges.size and not 1 <= edges.min() <= edges.max() <= len(graph):
         got = f"which has nodes from {edges.min()} to {edges.max()}"
         raise FileError("data", f"edges between the nodes 1 to {len(graph)}", folder / f"{name}_A.txt", got)

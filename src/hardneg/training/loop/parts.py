@@ -244,7 +244,7 @@ class PlanRefresher:
             self._plan_anew(0)
 
     def after_step(self, step: int, epoch: int, harvest: Callable[[], Keys]) -> None:
-        """Keep the embeddings of this step, and plan again if it is due.
+        """Keep the embeddings of this step, and plan again when due.
 
         Args:
             step: Number of steps completed, this one included.

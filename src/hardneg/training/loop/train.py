@@ -337,7 +337,7 @@ class Loop:
         show: Callable[[dict[str, float] | None], None],
         fetched: Tensor | None = None,
     ) -> None:
-        """Train on one batch: encode, compute the loss, update, and record or save where it is due."""
+        """Train on one batch: encode, compute the loss, update, and record or save when due."""
         options, method = self.options, self.method
         method.set_progress(self.step, self.total)
         with self.seconds.part("views"):
@@ -364,7 +364,7 @@ class Loop:
             self._save()
 
     def _run_monitor(self) -> None:
-        """Evaluate the monitor if it is due, record its value, and keep the best weights."""
+        """Evaluate the monitor when due, record its value, and keep the best weights."""
         if self.monitor is None or self.epoch % self.options.monitor_every or not self.accelerator.is_main_process:
             return
         value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed))

@@ -78,7 +78,7 @@ class BankMethod(Method):
         """
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
-        """Fill and cluster the banks if it is due, then compute the loss of the first views of all ranks."""
+        """Fill the banks and, when due, cluster them; then compute the loss of the first views of all ranks."""
         self._begin(encode)
         self.keys = gather(Keys(encode(batch.first).float(), batch.ids, batch.labels))
         return self.loss_of_views(self.split(self.keys.vectors))
@@ -88,7 +88,7 @@ class BankMethod(Method):
         return [normalize(part, dim=-1) for part in vectors.chunk(len(self.banks), dim=1)]
 
     def _begin(self, encode: EncodeInputs) -> None:
-        """Fill empty banks with the first views of all items, and cluster the banks if it is due."""
+        """Fill empty banks with the first views of all items, and cluster the banks when due."""
         if not self.begun and not len(self.banks[0]):
             every, unseen = torch.arange(len(self.data)), self.options.epochs  # views of an epoch that is never trained
             encode_all(encode, self.data, self.options, every, self._push, view=0, epoch=unseen)
