@@ -28,6 +28,7 @@ OTHER = {
     "clip": 1.0, "accumulate": 2, "ema": 0.5, "patience": 3, "save_every_steps": 10, "monitor": "svm",
     "monitor_every": 2, "record": "similarities", "record_at": "1,5",
     "init": "runs/other", "max_steps": 9, "workers": 3, "cache_images": "none", "bad_images": "skip",
+    "splits": "train=val,test=train",
     "validation_share": 0.1, "evaluate_with": "sts:there", "head": "mlp", "encoders": "one", "directions": "both",
     "context_size": 2, "loss": "softmax", "num_draws": 8, "clusters": 5, "cluster_runs": 2, "cluster_every": 3,
     "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed", "pooling": "mean",

@@ -48,7 +48,7 @@ class TestArrays:
         known = np.array([3, 5, 3, 5], dtype=np.array(missing).dtype)
         arrays = {"images": random_images(4, 8, 8), "labels": known, "test_images": random_images(2, 8, 8)}
         np.savez(tmp_path / "x.npz", **arrays, test_labels=[missing] * 2)  # type: ignore[arg-type]
-        train, test = load_splits(f"npz:{tmp_path / 'x.npz'}")
+        train, test, _ = load_splits(f"npz:{tmp_path / 'x.npz'}")
         assert test.labels is None
         assert train.labels.tolist() == [0, 1, 0, 1]  # type: ignore[union-attr]
         assert [float(name) for name in train.classes] == [3, 5]

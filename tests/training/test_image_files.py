@@ -125,7 +125,7 @@ class TestFolders:
         (tmp_path / "val" / "val_annotations.txt").write_text("\n".join(rows) + "\n")
         forget_warnings()
         with warns("image_files.test") as reported:
-            train, test = load_splits(f"folder:{tmp_path}")
+            train, test, _ = load_splits(f"folder:{tmp_path}")
         assert len(reported) == 1
         assert train.classes == test.classes == ("n01", "n02")
         assert (train.labels.tolist(), test.labels.tolist()) == ([0] * 4 + [1] * 4, [1, 0, 1])  # type: ignore[union-attr]
@@ -138,7 +138,7 @@ class TestFolders:
     def test_a_test_folder_without_classes_has_no_labels(self, below: str, tmp_path: Path) -> None:
         write_folder(tmp_path / "train", {"cat": 3, "dog": 3})
         write_folder(tmp_path / "test", {below: 4})
-        train, test = load_splits(f"folder:{tmp_path}")
+        train, test, _ = load_splits(f"folder:{tmp_path}")
         assert (train.classes, train.num_labels()) == (("cat", "dog"), 2)
         assert test.labels is None
         assert len(test) == len(load(f"folder:{tmp_path}", "test")) == 4
@@ -147,7 +147,7 @@ class TestFolders:
     def test_images_that_cannot_be_evaluated_are_all_trained_on(self, below: str, tmp_path: Path) -> None:
         """Of no class, or of one: no accuracy needs images that are held out."""
         write_folder(tmp_path, {below: 10})
-        train, test = load_splits(f"folder:{tmp_path}")
+        train, test, _ = load_splits(f"folder:{tmp_path}")
         assert len(train) == len(load(f"folder:{tmp_path}", "train")) == 10
         assert len(test) == 2
         write_folder(tmp_path / "labelled", {"cat": 5, "dog": 5})

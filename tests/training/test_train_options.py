@@ -80,6 +80,7 @@ NOT_RUN = {
     "directions": "of texts: test_text_recipes.py",
     "context_size": "of texts: test_text_recipes.py",
     "workers": "of image files: test_lazy_images.py",
+    "splits": "of image files: test_image_sources.py",
     "cache_images": "of image files: test_lazy_images.py",
     "bad_images": "of image files: test_lazy_images.py",
     "clusters": "needs negatives that need it: test_bank_recipes.py",

@@ -8,19 +8,23 @@ finds sizes, damage and a digest of the content. lazy_images.py decodes what it 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hardneg.core.errors import ArgumentError, optional
+from hardneg.core.errors import ArgumentError, FileError, NoFile, optional
 from hardneg.io.arrays import Array
 from hardneg.io.terminal import Bar
-from hardneg.training.data.decoding import read_header
+from hardneg.training.data.decoding import Header, read_header
 
 BLOCK = 4096
 """Bytes at each end of an encoded image that ``read_headers`` reads."""
@@ -68,6 +72,9 @@ class Source(Protocol):
     def ends(self, position: int) -> Ends:
         """Return the first and last bytes of an image."""
 
+    def header(self, position: int, ends: Ends) -> Header:
+        """Return size and mode of an image, given its ends; raise ``ArgumentError`` if it is unreadable."""
+
 
 class Strings(Sequence[str]):
     """Texts in one array of bytes: a list of a million paths would take 100 MB, and again in every worker.
@@ -94,8 +101,22 @@ class Strings(Sequence[str]):
         return os.fsdecode(self._bytes[self._ends[position] : self._ends[position + 1]])
 
 
+class Encoded:
+    """Base of sources whose images are files in a format of images."""
+
+    def header(self, position: int, ends: Ends) -> Header:
+        """Read the header of an image.
+
+        Args:
+            position: Position of the image.
+            ends: Its first and last bytes.
+        """
+        source: Any = self
+        return read_header(ends.head, ends.tail, lambda: source.read(position), source.name(position))
+
+
 @dataclass(frozen=True, eq=False)
-class Files:
+class Files(Encoded):
     """Image files below a folder.
 
     Attributes:
@@ -138,7 +159,141 @@ def _unreadable(path: str, error: OSError) -> ArgumentError:
 
 
 @dataclass(frozen=True, eq=False)
-class HubRows:
+class Members(Encoded):
+    """Parts of files: images in uncompressed tar archives, or records of one size.
+
+    Attributes:
+        files: The files.
+        file_of: File of each image [n].
+        offsets: First byte of each image in its file [n].
+        lengths: Bytes of each image [n].
+        names: Name of each image, or "" for its number.
+        planes: Shape [c, w, h] of records that are pixels, not encoded images, with transposed rows and columns.
+    """
+
+    files: Sequence[Path]
+    file_of: Annotated[Array, "n"]
+    offsets: Annotated[Array, "n"]
+    lengths: Annotated[Array, "n"]
+    names: Sequence[str]
+    planes: tuple[int, int, int] | None = None
+
+    @classmethod
+    def of(cls, shards: Sequence[Path], suffixes: set[str], advance: Bar) -> tuple[Members, list[str]]:
+        """List the images in tar files, with the class of each or "".
+
+        Args:
+            shards: The tar files.
+            suffixes: Suffixes of images.
+            advance: Called after each shard.
+        """
+        places: list[tuple[int, int, int]] = []
+        names: list[str] = []
+        classes: list[str] = []
+        for number, shard in enumerate(shards):
+            images, labels = _listed(shard, suffixes)
+            places += [(number, offset, length) for offset, length in images.values()]
+            names += [f"{key} in {shard}" for key in images]
+            classes += [labels.get(key, "") for key in images]
+            advance(1)
+        file_of, offsets, lengths = np.array(places, dtype=np.int64).reshape(-1, 3).T.copy()
+        return cls([*shards], file_of, offsets, lengths, Strings(names)), classes
+
+    @classmethod
+    def records(cls, file: Path, planes: tuple[int, int, int]) -> Members:
+        """Return the records of a file of pixels, such as those of STL10.
+
+        Raises:
+            FileError: If the length of the file is no multiple of the records'.
+        """
+        length = int(np.prod(planes))
+        number, rest = divmod(file.stat().st_size, length)
+        if rest or not number:
+            raise FileError("data", f"records of {length:,} bytes", file, f"which has {file.stat().st_size:,} bytes")
+        every = np.arange(number)
+        return cls([file], np.zeros_like(every), every * length, np.full_like(every, length), (), planes)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def name(self, position: int) -> str:
+        """Return the name of an image in its file."""
+        return self.names[position] if self.names else f"record {position} of {self.files[0]}"
+
+    def read(self, position: int) -> Any:
+        """Return the bytes of an encoded image, or the pixels of a record."""
+        data = self._bytes(position, 0, int(self.lengths[position]))
+        if self.planes is None:
+            return data
+        return np.frombuffer(data, np.uint8).reshape(self.planes).transpose(0, 2, 1)
+
+    def ends(self, position: int) -> Ends:
+        """Return the first and last bytes of an image."""
+        length = int(self.lengths[position])
+        begin = max(BLOCK, length - BLOCK)
+        return Ends(self._bytes(position, 0, min(BLOCK, length)), self._bytes(position, begin, length), length)
+
+    def header(self, position: int, ends: Ends) -> Header:
+        """Return size and mode of an image."""
+        if self.planes is None:
+            return super().header(position, ends)
+        return Header(*self.planes[1:], grey=self.planes[0] == 1)
+
+    def _bytes(self, position: int, begin: int, end: int) -> bytes:
+        try:
+            with open(self.files[self.file_of[position]], "rb", buffering=0) as file:
+                file.seek(int(self.offsets[position]) + begin)
+                return file.read(max(0, end - begin))
+        except OSError as error:
+            raise _unreadable(self.name(position), error) from error
+
+
+def tar_files(path: str) -> list[Path]:
+    """Return the tar files that a path means: one, those of a folder, or those of a pattern.
+
+    >>> [path.name for path in tar_files("no-{08..10}.tar")]
+    ['no-08.tar', 'no-09.tar', 'no-10.tar']
+    """
+    if numbers := re.search(r"\{(\d+)\.\.(\d+)\}", path):
+        first, last = numbers[1], numbers[2]
+        every = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+        return [file for one in every for file in tar_files(path[: numbers.start()] + one + path[numbers.end() :])]
+    if Path(path).is_dir():
+        return sorted(Path(path).rglob("*.tar"))
+    return sorted(map(Path, glob(path))) if "*" in path else [Path(path)]
+
+
+def _listed(shard: Path, suffixes: set[str]) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+    """Return offset and length of each image of a tar file, and its class where one is given, by key."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, str] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:  # uncompressed only
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                key, _, suffix = name.partition(".")
+                key = f"{folder}/{key}" if folder else key
+                if not member.isfile() or name.startswith("."):
+                    continue
+                if f".{suffix.lower()}" in suffixes:
+                    if key in images:
+                        fix = "give each image its own key"
+                        raise ArgumentError("data", f"one image for each key of {shard}", f"two for {key!r}", fix)
+                    images[key] = (member.offset_data, member.size)
+                elif suffix in ("cls", "json") and (content := archive.extractfile(member)) is not None:
+                    found = content.read()
+                    label = json.loads(found).get("label") if suffix == "json" else found.decode().strip()
+                    labels[key] = labels.get(key, "") if label is None else str(label)
+    except FileNotFoundError:
+        raise NoFile("data", "a shard of WebDataset", shard, "which does not exist") from None
+    except (tarfile.TarError, OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        fix = "use uncompressed shards, since images are read by their place in the file"
+        raise FileError("data", "an uncompressed tar file", shard, f"which is none ({error})", fix) from error
+    return images, labels
+
+
+@dataclass(frozen=True, eq=False)
+class HubRows(Encoded):
     """Images in a column of a ``datasets.Dataset``, whose Arrow files stay on disk.
 
     Attributes:
@@ -202,6 +357,11 @@ class Joined:
         part, inside = self._place(position)
         return part.ends(inside)
 
+    def header(self, position: int, ends: Ends) -> Header:
+        """Return size and mode of an image of one of the parts."""
+        part, inside = self._place(position)
+        return part.header(inside, ends)
+
     def _place(self, position: int) -> tuple[Source, int]:
         for part in self.parts:
             if position < len(part):
@@ -243,7 +403,7 @@ def read_headers(source: Source, advance: Bar | None = None) -> Headers:
         for i in range(start, min(start + _CHUNK, n)):
             try:
                 ends = source.ends(i)
-                header = read_header(ends.head, ends.tail, lambda: source.read(i), source.name(i))  # noqa: B023
+                header = source.header(i, ends)
                 found.sizes[i], found.grey[i] = header[:2], header.grey
                 found.digests[i], found.lengths[i] = ends.digest(), ends.length
             except ArgumentError as error:

@@ -5,13 +5,16 @@
     load("cifar10", "train", root="data")   the published archive, or where torchvision put it; also cifar100
     load("folder:photos@64")                class folders, or train/ and test/ with class folders; @64 or size=64
                                             resizes the images to 64 x 64
+    load("list:images.csv")                 paths, classes and splits in columns of a table
+    load("tar:shards")                      shards of WebDataset
+    load("stl10")                           STL10's binaries
     load("npz:images.npz")                  arrays images and labels, optionally test_images and test_labels
     load("hf:uoft-cs/cifar10")              a data set of the Hugging Face hub or its cache, by `datasets`
 
 Ids are unique over both splits. Where a data set has no test split, a fixed fifth is held out, stratified by label;
 without labels, or with one class, there is nothing to evaluate, and the train split includes this fifth.
-A folder's test split is test/ or val/, the first whose images have classes: class folders, or the table
-``val/val_annotations.txt`` of Tiny-ImageNet.
+The test split is test or val, the first whose images have classes: class folders, or a table of annotations such as
+those of Tiny-ImageNet and ImageNet.
 Images have 8 bits per channel: 16-bit grey images are scaled, deeper ones raise; transparency is shown on white.
 Labels are integers or text; a negative label means none: every image of a split has a label, or none has.
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -46,7 +49,16 @@ from hardneg.training.augmentation.views import (
     described,
 )
 from hardneg.training.data.decoding import channels_first
-from hardneg.training.data.image_files import ReadSplits, read_folder, read_hub, read_npz
+from hardneg.training.data.image_files import (
+    ROLES,
+    ReadSplits,
+    SplitImages,
+    read_folder,
+    read_hub,
+    read_list,
+    read_npz,
+    read_tar,
+)
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import (
     CLASSIFIED,
@@ -59,7 +71,7 @@ from hardneg.training.data.items import (
     register,
 )
 from hardneg.training.data.lazy_images import LazyImages, Opened, Opening, opened
-from hardneg.training.data.named import NAMED
+from hardneg.training.data.named import NAMED, read_stl10
 from hardneg.training.encoders import Encoder, Represent, auto_encoder, build_encoder, check_encoder
 from hardneg.training.evaluation.embeddings import evaluate_embeddings
 from hardneg.training.evaluation.pairs import alignment
@@ -69,6 +81,17 @@ from hardneg.training.options import HeadShape, TrainOptions
 SPLITS = ("train", "test", "all")
 USAGE = {"digits": "It needs no files", "folder:PATH": "It has a folder of images for each class"}
 """How data is used, shown in the error about an unknown name."""
+
+FILES: dict[str, Callable[[Any, str], ReadSplits]] = {
+    "folder": read_folder,
+    "list": read_list,
+    "tar": read_tar,
+    "hf": read_hub,
+}
+"""Readers of (path, splits) for images that are decoded when they are needed, by prefix."""
+
+FORMS = {"folder": "folder:PATH", "list": "list:FILE", "tar": "tar:PATH", "npz": "npz:PATH", "hf": "hf:NAME"}
+"""How data of each prefix is named."""
 
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
@@ -161,25 +184,25 @@ class ImageData(Items):
             options: The options of the run.
         """
         how = Opening(None, options.cache_images, options.bad_images)
-        return Splits(*load_splits(options.data, options.data_root, how))
+        return load_splits(options.data, options.data_root, how, options.splits, options.evaluate_on != "validation")
 
     @classmethod
     def splits(cls, options: TrainOptions) -> Splits:
         """Read the splits of a run; with ``evaluate_on="validation"`` the test images are not even read."""
-        if options.evaluate_on == "validation":  # the test images are not even read
-            return Splits(*cls._split("train", options).held_out(options.validation_share))
-        return cls.read("", options)
+        found = cls.read("", options)
+        if options.evaluate_on != "validation":
+            return found
+        rest, held = found.fitted.held_out(options.validation_share)
+        return Splits(rest, held) if found.probe is None else Splits(found.train, held, rest)
 
     @classmethod
     def evaluated(cls, options: TrainOptions) -> ImageData:
         """Read only the images that a run is evaluated on."""
         if options.evaluate_on == "validation":
-            return cls._split("train", options).held_out(options.validation_share)[1]
-        return cls._split("test", options)
-
-    @classmethod
-    def _split(cls, split: str, options: TrainOptions) -> ImageData:
-        return load(options.data, split, options.data_root, cache=options.cache_images, bad_images=options.bad_images)
+            validation: ImageData = cls.splits(options).test
+            return validation
+        how = {"cache": options.cache_images, "bad_images": options.bad_images, "splits": options.splits}
+        return load(options.data, "test", options.data_root, **how)  # type: ignore[arg-type]
 
     def prepared(self, options: TrainOptions, views: Any = None) -> ImageData:
         """Return the images with the views of ``--augment`` or a user's own.
@@ -356,7 +379,7 @@ class ImageData(Items):
 
 for _name in NAMED:
     register(ImageData, _name, _name)
-for _name, _form in (("folder", "folder:PATH"), ("npz", "npz:PATH"), ("hf", "hf:NAME")):
+for _name, _form in FORMS.items():
     register(ImageData, _name, _form)
 
 
@@ -377,6 +400,7 @@ def load(
     size: int | None = None,
     cache: str = "auto",
     bad_images: str = "stop",
+    splits: str = "",
 ) -> ImageData:
     """Read one split of a named data set, a folder or a file.
 
@@ -387,6 +411,7 @@ def load(
         size: Resize image files to squares with this side; named data sets keep their size.
         cache: Whether image files are decoded in advance: "auto", "memory", "disk" or "none".
         bad_images: "stop" raises for unreadable image files, "skip" leaves them out.
+        splits: Names of the splits, such as "train=train,test=val"; empty for the usual ones.
 
     Raises:
         UnknownName: If the name has none of the forms.
@@ -399,30 +424,35 @@ def load(
     """
     if split not in SPLITS:
         raise argument_error("data", f"a split among {SPLITS}", "split", split)
-    how = Opening(size, cache, bad_images)
-    found, parts = _read(name, split, root, how)
-    if found.num_train is not None or split == "all":
-        return _joined(parts)
-    return _divided(parts[0])[split == "test"]
+    found, parts = _read(name, split, root, Opening(size, cache, bad_images), splits)
+    if found.num_train is None and split != "all":
+        return _divided(parts["train"])[split == "test"]
+    return parts[split] if split != "all" else _joined([parts[role] for role in ("train", "test") if role in parts])
 
 
-def load_splits(name: str, root: str | Path | None = None, how: Opening = Opening()) -> tuple[ImageData, ImageData]:
-    """Read the train and test split as ``load`` does, checking that their images have one size.
+def load_splits(
+    name: str, root: str | Path | None = None, how: Opening = Opening(), splits: str = "", tested: bool = True
+) -> Splits:
+    """Read the splits of a run as ``load`` does, checking that their images have one size.
 
     Args:
         name: Name of the data.
         root: Folder of a named data set.
         how: How image files are opened.
+        splits: Which splits are used for what, as ``--splits``.
+        tested: Whether the test split is read; otherwise it is None.
 
     Example:
-        >>> [len(data) for data in load_splits("digits")]
+        >>> [len(data) for data in load_splits("digits")[:2]]
         [1437, 360]
     """
-    parts = _read(name, "all", root, how)[1]
-    train, test = parts if len(parts) == 2 else _divided(parts[0])
-    if len(parts) == 2 and train.labels is not None and test.labels is not None:
-        warn_of_unseen_classes(train.labels, test.labels, test.classes)
-    return train, test
+    found, parts = _read(name, "all" if tested else "train", root, how, splits)
+    train, test = _divided(parts["train"]) if found.num_train is None else (parts["train"], parts.get("test"))
+    probe = parts.get("probe")
+    fitted = train if probe is None else probe
+    if test is not None and fitted.labels is not None and test.labels is not None:
+        warn_of_unseen_classes(fitted.labels, test.labels, test.classes)
+    return Splits(train, test, probe)
 
 
 def _divided(whole: ImageData) -> tuple[ImageData, ImageData]:
@@ -431,45 +461,56 @@ def _divided(whole: ImageData) -> tuple[ImageData, ImageData]:
     return (rest if whole.num_labels() > 1 else whole), held
 
 
-def _read(name: str, split: str, root: str | Path | None, how: Opening) -> tuple[ReadSplits, list[ImageData]]:
-    """Return what the reader of a name has found, and the images of each part that was requested."""
+def _read(
+    name: str, split: str, root: str | Path | None, how: Opening, splits: str = ""
+) -> tuple[ReadSplits, dict[str, ImageData]]:
+    """Return what the reader of a name has found, and the images of each role that was requested."""
     check_name(name)
     kind, _, path = name.partition(":")
-    if kind in ("folder", "hf") and (square := re.fullmatch(r"(.+)@(\d+)", path)):
+    if kind in FILES and (square := re.fullmatch(r"(.+)@(\d+)", path)):
         path, how = square[1], how._replace(side=int(square[2]))
-    if how.side is not None and (kind not in ("folder", "hf") or how.side < 4):
-        raise argument_error("data", "a size of at least 4 pixels (only folder: and hf: accept one)", "size", how.side)
-    if kind == "folder":
-        found = read_folder(Path(path), split)
-    elif kind == "hf":
-        found = read_hub(path, split)
+    resized = kind in FILES or kind == "stl10"
+    if how.side is not None and (not resized or how.side < 4):
+        raise argument_error("data", "a size of at least 4 pixels (only image files accept one)", "size", how.side)
+    folder = None if root is None else Path(root)
+    if splits and not resized:
+        raise ArgumentError("data", f"no --splits for {name}, whose splits are fixed", f"splits={splits!r}")
+    if kind in FILES:
+        found = FILES[kind](Path(path) if kind == "folder" else path, splits)
+    elif kind == "stl10":
+        found = read_stl10(folder, splits)
     else:
-        found = read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, None if root is None else Path(root))
+        found = read_npz(Path(path)) if kind == "npz" else NAMED[kind](split, folder)
     return found, _parts(name, found, split, how)
 
 
 def check_name(name: str) -> None:
     """Raise unless ``load`` accepts the name; reads nothing, so that the command line can check first."""
     kind, colon, path = name.partition(":")
-    if not (kind in ("folder", "npz", "hf") and path) and not (kind in NAMED and not colon):
-        raise UnknownName(name, [*NAMED, "folder:PATH", "npz:PATH", "hf:NAME"], usage=USAGE)
+    if not (kind in FORMS and path) and not (kind in NAMED and not colon):
+        raise UnknownName(name, [*NAMED, *FORMS.values()], usage=USAGE)
 
 
-def _parts(name: str, found: ReadSplits, split: str, how: Opening) -> list[ImageData]:
-    """Return the requested parts; ids continue from the train split into the test split."""
-    every = [(found.train, 0, "train"), (found.test, found.num_train or 0, "test")]
-    # One part without a number of training images is divided by the caller.
-    wanted = [
-        (part, first)
-        for part, first, one in every
-        if part is not None and (split in (one, "all") or found.num_train is None)
-    ]
-    sources = [part.images for part, _ in wanted if not isinstance(part.images, np.ndarray)]
-    arrays = [part.images for part, _ in wanted if isinstance(part.images, np.ndarray)]
+def _parts(name: str, found: ReadSplits, split: str, how: Opening) -> dict[str, ImageData]:
+    """Return the images of the requested roles; ids continue from one role to the next."""
+    roles = {"train": ("train", "probe"), "test": ("test",), "all": ROLES}[split]
+    if found.num_train is None:  # one part, which the caller divides
+        roles = ("train",)
+    wanted, firsts, first = {}, {}, 0
+    for role in ROLES:
+        part: SplitImages | None = getattr(found, role)
+        if part is not None and role in roles:
+            wanted[role] = part
+        firsts[role] = first
+        first += (found.num_train or 0) if role == "train" else 0 if part is None else len(part.images)
+    sources = [part.images for part in wanted.values() if not isinstance(part.images, np.ndarray)]
+    arrays = [part.images for part in wanted.values() if isinstance(part.images, np.ndarray)]
     images = opened(name, sources, how) if sources else [_in_memory(name, one) for one in arrays]
     _check_one_size(name, [one.images.shape[1:] for one in images])
-    both = zip(wanted, images, strict=True)
-    return [ImageData.of(one, name, part.labels, part.classes, first) for (part, first), one in both]
+    return {
+        role: ImageData.of(one, name, part.labels, part.classes, firsts[role])
+        for (role, part), one in zip(wanted.items(), images, strict=True)
+    }
 
 
 def _in_memory(name: str, images: Array) -> Opened:

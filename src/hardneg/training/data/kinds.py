@@ -69,4 +69,5 @@ def _kinds_of_path(path: Path) -> tuple[str, ...]:
         )
     if not path.is_file():
         return ()
-    return {".npz": ("npz", "embeddings"), ".txt": ("text",)}.get(suffix_of(path), ("pairs", "text", "imagetext"))
+    known = {".npz": ("npz", "embeddings"), ".txt": ("text",), ".tar": ("tar",)}
+    return known.get(suffix_of(path), ("pairs", "text", "list", "imagetext"))

@@ -154,7 +154,8 @@ class LazyImages:
         if self.kept is not None:
             return self.kept.get(position), name, None
         data = self.source.read(position)
-        if self.headers is not None and Ends.of(data).digest() != self.headers.digests[position]:
+        known = isinstance(data, bytes) and self.headers is not None
+        if known and Ends.of(data).digest() != self.headers.digests[position]:  # type: ignore[union-attr]
             fix = "restore it, or start a new run"
             raise ArgumentError("data", "images that do not change during a run", f"other content in {name}", fix)
         return data, name, max(self.size)

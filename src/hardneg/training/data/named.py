@@ -1,4 +1,4 @@
-"""Readers of the named image data sets (digits, fashion-mnist, cifar10, cifar100) as NumPy arrays.
+"""Readers of the named image data sets (digits, fashion-mnist, cifar10, cifar100, stl10).
 
 ``NAMED`` maps names to readers of (split, root); ``images.load`` calls them. ``default_root`` is the folder for all
 data.
@@ -20,7 +20,8 @@ import numpy as np
 
 from hardneg.core.errors import ArgumentError, NoFile, missing_extra
 from hardneg.io.arrays import Array
-from hardneg.training.data.image_files import ReadSplits, SplitImages
+from hardneg.training.data.image_files import ReadSplits, SplitImages, arranged
+from hardneg.training.data.image_sources import Members
 
 
 def _read_digits(split: str, root: Path | None) -> ReadSplits:
@@ -170,11 +171,42 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+STL10 = (3, 96, 96)
+"""Shape of a record of STL10: planes of columns."""
+
+
+def read_stl10(root: Path | None, splits: str = "") -> ReadSplits:
+    """Open the binaries of STL10: training on its unlabelled images, probes on the labelled ones.
+
+    Args:
+        root: Folder with stl10_binary, or None for the usual ones.
+        splits: The value of ``--splits``, with the names unlabeled, train and test.
+    """
+    here = root or default_root()
+    places = [here / name for name in ("stl10_binary", "stl10/stl10_binary", ".")]
+    folder = next((place for place in places if (place / "train_X.bin").is_file()), None)
+    if folder is None:
+        fix = "download by torchvision.datasets.STL10(FOLDER, download=True) and set --data-root FOLDER or HARDNEG_DATA"
+        raise NoFile("data", "the folder stl10_binary", here, "which does not have it", fix)
+    named = folder / "class_names.txt"
+    classes = named.read_text(encoding="utf-8").split() if named.is_file() else [str(c) for c in range(10)]
+
+    def part(name: str) -> SplitImages:
+        labels = folder / f"{name}_y.bin"
+        known = np.fromfile(labels, np.uint8).astype(np.int64) - 1 if labels.is_file() else None
+        return SplitImages(Members.records(folder / f"{name}_X.bin", STL10), known, classes)
+
+    names = [name for name in ("unlabeled", "train", "test") if (folder / f"{name}_X.bin").is_file()]
+    usual = "train=unlabeled,probe=train,test=test" if "unlabeled" in names else ""
+    return arranged("stl10", {name: part(name) for name in names}, splits or usual)
+
+
 NAMED: dict[str, Callable[[str, Path | None], ReadSplits]] = {
     "digits": _read_digits,
     "fashion-mnist": _read_fashion,
     "cifar10": partial(_read_cifar, "cifar10"),
     "cifar100": partial(_read_cifar, "cifar100"),
+    "stl10": lambda split, root: read_stl10(root),
 }
 
 

@@ -69,7 +69,7 @@ class TrainOptions:
 
     data: str = option(
         "digits",
-        "Data set: digits, fashion-mnist, cifar10, cifar100, folder:PATH, npz:PATH, hf:NAME, text:FILE ...",
+        "Data set: digits, cifar10, stl10, folder:PATH, list:FILE, tar:PATH, npz:PATH, hf:NAME, text:FILE ...",
         DATA,
     )
     data_root: str | None = option(None, "Folder that holds the data set, if not the default one.", DATA)
@@ -83,6 +83,12 @@ class TrainOptions:
         None,
         "Initial weights of the encoder: a run directory, a torch or safetensors file with the parameter names of "
         "hardneg, torchvision or timm, or published weights as timm:NAME or torchvision:NAME.",
+        DATA,
+    )
+    splits: str = option(
+        "",
+        "Splits of the data to train and to evaluate on, such as train=a+b,test=val; probe=NAME is a labelled "
+        "one that probes are fitted to. By default those with the usual names.",
         DATA,
     )
     cache_images: str = option(
