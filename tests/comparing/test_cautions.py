@@ -134,7 +134,12 @@ def test_the_terminal_and_the_page_say_why_there_is_no_accuracy(
     assert reported in done.output
     page = Page(write_report(tmp_path / "run").read_text()).words
     assert reported in page
-    assert "Measured by" not in page
+    assert "retrieval of the second view" in page
+    assert "retrieval of the second view" in done.output
+    result = Run(tmp_path / "run").result()
+    assert result is not None
+    assert 0.0 <= result["retrieval"] <= 1.0
+    assert result["before_training"]["retrieval"] <= 1.0
 
 
 def test_one_neighbour_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import hardneg as hn
 from hardneg.core.errors import ArgumentError, MissingExtra
+from hardneg.io.embeddings import load_embeddings
 from hardneg.training.augmentation import from_transform
 from hardneg.training.augmentation.augment import (
     CIFAR,
@@ -30,8 +33,11 @@ from hardneg.training.augmentation.views import (
     kornia_transform,
 )
 from hardneg.training.data.images import load
+from hardneg.training.evaluation.protocols import transfer
+from hardneg.training.loop.runs import Run
 from support.augmented import PIXEL, random_images
 from support.errors import raises
+from support.training_runs import few_digits, run, short
 
 
 class TestOtherTransforms:
@@ -81,7 +87,7 @@ class TestByText:
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
-            ("strong", r"'strong' is not known. .*Known: auto, cifar, grey, tiny, kornia\.$"),
+            ("strong", r"'strong' is not known. .*Known: auto, cifar, grey, tiny, imagenet, kornia\.$"),
             ("cifr()", r"'cifr\(\)' is not known. Did you mean cifar\?"),
             ("cifar(blur=0.5)", "'blur' is not known. .*Known in cifar: crop_scale, .* blur_sigma, mean, std"),
             ("cifar(0.5)", r"options such as .*\(options are written as name=value\)"),
@@ -212,3 +218,28 @@ class TestAnyCallable:
     def test_what_is_no_callable_is_reported(self) -> None:
         with raises(ArgumentError, who="train", got="views='cifar'"):
             as_augmentation("cifar")  # type: ignore[arg-type]
+
+
+def test_statistics_of_the_training_images(tmp_path: Path) -> None:
+    """mean="data" is replaced by numbers before training, which the run records and loading applies."""
+    data = few_digits(tmp_path / "digits.npz", 64)
+    run("simclr", tmp_path / "run", short(data, epochs=1, augment="tiny(mean='data')"))
+    pixels = load(data, "train").images.double() / 255
+    scale = Run(tmp_path / "run").config()["trained"]["normalisation"]
+    assert scale["mean"] == pytest.approx([float(pixels.mean())], abs=1e-6)
+    assert scale["std"] == pytest.approx([float(pixels.std(correction=0))], abs=1e-6)
+    expected = load_embeddings(tmp_path / "run" / "embeddings.npz")[2]
+    encoder: Any = hn.load_encoder(tmp_path / "run")
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.features(load(data, "test").images), expected, rtol=0, atol=1e-6)
+    result = Run(tmp_path / "run").result()
+    assert result is not None
+    assert transfer(tmp_path / "run", data, baseline=False)["linear"] == result["linear"]
+
+
+def test_the_preset_of_imagenet_has_the_values_of_simclr() -> None:
+    images = torch.zeros(2, 3, 96, 96, dtype=torch.uint8)
+    augment: Any = augment_for_text("imagenet", images)
+    assert (augment.crop_scale, augment.blur_probability, augment.jitter) == ((0.08, 1.0), 0.5, (0.8, 0.8, 0.8, 0.2))
+    plain = augment.plain(images)
+    torch.testing.assert_close(plain[0, :, 0, 0], -torch.tensor([0.485 / 0.229, 0.456 / 0.224, 0.406 / 0.225]))

@@ -173,7 +173,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
     for one in whole:
         if sentence := nothing_learnt(one):
             console.print(Text(printable(sentence)))
-        if not measures_in(one):
+        if not measures_in(one) or "no_accuracy" in one:
             on = f" on {one['data']}" if "on" in result else ""
             console.print(Text(printable(f"There is no accuracy{on}: {why_no_accuracy(one)}.")))
 

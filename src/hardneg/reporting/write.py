@@ -165,6 +165,8 @@ def answer_of(page: PageContents) -> list[str]:
         return [f"There is no accuracy: {why_no_accuracy(first.finished()[0])}."]
     measure = measure_in(page, page.metric)
     figure = percent(first.row["mean"], unit="" if unit_of(page.metric) != "%" else " %")
+    if "no_accuracy" in first.finished()[0]:  # the images may be among those that it was trained on
+        return [f"There is no accuracy: {why_no_accuracy(first.finished()[0])}. Its {measure} is {figure}."]
     return [f"On {page.noun}s that it was not trained on, {measure}: {figure}."]
 
 

@@ -7,17 +7,22 @@ backbone, and ``export`` writes them next to the weights.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from hardneg.core.errors import ArgumentError
 from hardneg.training.augmentation.augment import Augment
-from hardneg.training.augmentation.views import Augmentation, as_unit
+from hardneg.training.augmentation.views import OF_DATA, Augmentation, as_unit, parse_augment, without_statistics
+from hardneg.training.options import TrainOptions
 
 Scale = dict[str, list[float]]
 """``mean`` and ``std`` of each channel for values in [0, 1]; empty if plain images are not (x - mean) / std."""
+
+MEASURED = 10_000
+"""Images at most over which mean and std are measured."""
 
 MARGIN = 1e-3
 """Tolerance around [0, 1]: interpolation may overshoot by rounding errors."""
@@ -82,6 +87,31 @@ def measured_scale(plain: Iterable[Annotated[Tensor, "b c h w"]]) -> Scale:
         squares = squares + values.square().sum(1)
     mean = total / number
     return {"mean": mean.tolist(), "std": (squares / number - mean**2).clamp_min(1e-12).sqrt().tolist()}
+
+
+def with_statistics(options: TrainOptions, items: Any) -> TrainOptions:
+    """Return the options of a run whose images are normalised by their own mean and std.
+
+    Args:
+        options: Options of the run; the numbers are written into ``augment``.
+        items: The training images, of which at most ``MEASURED`` are used.
+    """
+    unit = items.prepared(with_values(options, mean=(), std=()))
+    places = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:MEASURED]
+    scale = measured_scale(unit.plain(index.to(items.ids.device)) for index in torch.split(places, 256))
+    return with_values(options, **{name: tuple(round(one, 6) for one in values) for name, values in scale.items()})
+
+
+def asks_for_statistics(options: TrainOptions) -> bool:
+    """Return whether ``--augment`` normalises by the mean and std of the training images."""
+    return OF_DATA in options.augment and OF_DATA in parse_augment(options.augment)[1].values()
+
+
+def with_values(options: TrainOptions, **values: Any) -> TrainOptions:
+    """Return the options with other values in the text of ``--augment``."""
+    name, before = parse_augment(options.augment)
+    written = ", ".join(f"{key}={value!r}" for key, value in {**without_statistics(before), **values}.items())
+    return replace(options, augment=f"{name}({written})")
 
 
 def scale_of(augment: Augmentation, images: Annotated[Tensor, "b c h w"]) -> Scale:

@@ -21,7 +21,7 @@ from hardneg.training.data.inputs import TwoTowers
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.texts import TextEncoder, as_text_encoder
 from hardneg.training.loop.runs import Run
-from hardneg.training.normalisation import Normalise
+from hardneg.training.normalisation import Normalise, asks_for_statistics, with_values
 from hardneg.training.options import RECIPES, TrainOptions
 from hardneg.training.options.base import Weights
 from hardneg.training.recipes import encoder_of_recipe
@@ -228,4 +228,8 @@ def options_in(config: dict[str, Any]) -> TrainOptions:
     """
     kind = RECIPES.get(config["recipe"], TrainOptions)
     known = {one.name for one in fields(kind)}
-    return kind(**{name: value for name, value in config["options"].items() if name in known})
+    options = kind(**{name: value for name, value in config["options"].items() if name in known})
+    scale = (config.get("trained") or {}).get("normalisation")
+    if scale and asks_for_statistics(options):
+        options = with_values(options, **{name: tuple(values) for name, values in scale.items()})
+    return options

@@ -335,4 +335,9 @@ TINY = Augment(
     crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip_probability=0.0,
     rotate=10.0, zoom=(0.9, 1.1), shift=0.0625, mean=(0.5,), std=(0.25,),
 )  # fmt: skip
-PRESETS = {"cifar": CIFAR, "grey": GREY, "tiny": TINY}
+IMAGENET = replace(
+    CIFAR, crop_scale=(0.08, 1.0), jitter=(0.8, 0.8, 0.8, 0.2), blur_probability=0.5,
+    mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
+)  # fmt: skip
+"""SimCLR's values for ImageNet."""
+PRESETS = {"cifar": CIFAR, "grey": GREY, "tiny": TINY, "imagenet": IMAGENET}

@@ -32,6 +32,8 @@ from hardneg.training.augmentation.pixels import Images, blur_radius
 Ids = Annotated[Tensor, "b"]
 
 KORNIA = "kornia"
+OF_DATA = "data"
+"""Value of ``mean`` that stands for mean and std of the training images, as in ``"imagenet(mean='data')"``."""
 NAMES = ("auto", *PRESETS, KORNIA)
 OPTIONS = tuple(one.name for one in fields(Augment) if one.name not in ("dtype", "channels_last"))
 
@@ -269,6 +271,11 @@ def parse_augment(text: str) -> tuple[str, dict[str, Any]]:
     return name, changes
 
 
+def without_statistics(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the changed values without mean="data" and std="data", for which ``with_statistics`` puts numbers."""
+    return {name: value for name, value in changes.items() if not (name in ("mean", "std") and value == OF_DATA)}
+
+
 def check_augment(text: str, in_channels: int | None = None) -> None:
     """Raise if a text does not name an augmentation or does not match the channels.
 
@@ -282,7 +289,7 @@ def check_augment(text: str, in_channels: int | None = None) -> None:
     name, changes = parse_augment(text)
     if name == KORNIA:
         optional("kornia.augmentation", "train", extra="vision")
-    mean = replace(PRESETS.get(name, Augment()), **changes).mean
+    mean = replace(PRESETS.get(name, Augment()), **without_statistics(changes)).mean
     if in_channels is not None and mean and len(mean) != in_channels:
         fitting = [name for name, preset in PRESETS.items() if len(preset.mean) == in_channels]
         raise ArgumentError(
@@ -312,7 +319,8 @@ def augment_for_text(text: str, images: HasShape, *, channels_last: bool = False
     in_channels, size = images.shape[1], (images.shape[2], images.shape[3])
     check_augment(text, in_channels)
     name, changes = parse_augment(text)
-    augment = replace(PRESETS[name if name in PRESETS else preset_for(images)], channels_last=channels_last, **changes)
+    preset = PRESETS[name if name in PRESETS else preset_for(images)]
+    augment = replace(preset, channels_last=channels_last, **without_statistics(changes))
     if name == KORNIA:
         return AnyViews(OfBatches(kornia_transform(augment, size, in_channels)), augment.plain)
     return augment

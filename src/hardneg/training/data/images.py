@@ -348,7 +348,7 @@ class ImageData(Items):
             raise ArgumentError("evaluate", f"images with {before} channels, like the training images", f"{now}")
 
     def measures(self, splits: Splits, options: TrainOptions) -> list[str]:
-        """Return kNN, 1-NN and linear probe; raise if the images cannot be evaluated.
+        """Return kNN, 1-NN and linear probe; raise if the images have no classes.
 
         Args:
             splits: The splits of the run.
@@ -359,7 +359,7 @@ class ImageData(Items):
         return [*CLASSIFIED]
 
     def evaluate(self, splits: Splits, represent: Represent, options: TrainOptions) -> Evaluation:
-        """Evaluate features by class; without labels or with one class, return the reason instead.
+        """Evaluate features by class; without labels or with one class, by retrieval of the second view.
 
         Args:
             splits: The splits of the run.
@@ -367,7 +367,8 @@ class ImageData(Items):
             options: The options of the run.
         """
         if why := _no_accuracy(splits.fitted, splits.test):
-            return Evaluation({"no_accuracy": why}, {})
+            figures = splits.test.by_retrieval(represent).figures
+            return Evaluation({**figures, "no_accuracy": why}, {"test_x": represent.items(splits.test)})
         arrays = features_of_splits(splits, represent)
         figures = evaluate_embeddings(*arrays.values(), seed=0)
         return Evaluation(figures | {"alignment": alignment(*represent.views(splits.test))}, arrays)

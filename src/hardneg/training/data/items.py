@@ -335,19 +335,30 @@ class Items(ABC):
             options: The options of the run.
         """
         arrays = features_of_splits(splits, represent)
-        first, second = represent.views(splits.test)
-        figures: dict[str, Any] = {"num_test": len(splits.test), "headline": self.measures(splits, options)[0]}
+        found = splits.test.by_retrieval(represent)
+        figures: dict[str, Any] = {**found.figures, "headline": self.measures(splits, options)[0]}
         if _can_classify(splits):
-            figures |= evaluate_embeddings(*arrays.values(), seed=0)
+            classified = evaluate_embeddings(*arrays.values(), seed=0)
+            figures = {**figures, **classified, "correct": {**figures.get("correct", {}), **classified["correct"]}}
         elif len(self) > 1:
             figures["uniformity"] = uniformity(arrays["test_x"])
-        right = splits.test.retrieved(first, second)
-        figures["retrieval"] = right.double().mean().item()
-        if len(right) == len(splits.test):
-            figures.setdefault("correct", {})["retrieval"] = pack_bits(right.cpu().numpy())
-        return Evaluation(figures | {"alignment": alignment(first, second)}, arrays)
+        return Evaluation(figures, arrays)
 
     # What all kinds share.
+
+    def by_retrieval(self, represent: Represent) -> Evaluation:
+        """Evaluate by how often the second view of an item is the closest one to its first view.
+
+        Args:
+            represent: The features of the trained encoder.
+        """
+        first, second = represent.views(self)
+        right = self.retrieved(first, second)
+        figures: dict[str, Any] = {"num_test": len(self), "headline": "retrieval"}
+        figures |= {"retrieval": right.double().mean().item(), "alignment": alignment(first, second)}
+        if len(right) == len(self):
+            figures["correct"] = {"retrieval": pack_bits(right.cpu().numpy())}
+        return Evaluation(figures, {})
 
     def retrieved(self, first: Annotated[Tensor, "m d"], second: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
         """Return whether each of the first items is closest to its own second view, [m].

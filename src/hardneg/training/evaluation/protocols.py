@@ -23,7 +23,6 @@ from torch.nn.functional import cross_entropy
 
 from hardneg.core.errors import ArgumentError, FileError, argument_error, check_count, check_range
 from hardneg.io.embeddings import Labels, pack_bits
-from hardneg.training.augmentation.views import parse_augment
 from hardneg.training.data.items import Items, Splits, stratified
 from hardneg.training.data.kinds import kind_of
 from hardneg.training.encoders import Represent, features_of
@@ -31,7 +30,7 @@ from hardneg.training.evaluation.logistic import feature_scale
 from hardneg.training.evaluation.measures import BEFORE, register_measure
 from hardneg.training.loop.data_record import digest_of_weights
 from hardneg.training.loop.records import before_training
-from hardneg.training.normalisation import measured_scale
+from hardneg.training.normalisation import with_statistics, with_values
 from hardneg.training.options import TrainOptions
 from hardneg.training.options.base import Weights
 from hardneg.training.trained import load_encoder, options_in, read_trained
@@ -45,9 +44,6 @@ Statistics = Literal["run", "data"]
 
 CROPS = {"jitter_probability": 0.0, "grey_probability": 0.0, "blur_probability": 0.0}
 """Augmentation of images when a classifier is trained: the crops and flips of the run, without its colours."""
-
-MEASURED = 10_000
-"""Images at most over which mean and std are measured."""
 
 register_measure("probe", "linear probe, SGD", "a linear classifier is trained by SGD on features of random crops")
 register_measure("finetune", "fine-tuned", "encoder and classifier are trained by SGD on random crops")
@@ -128,7 +124,7 @@ def transfer(
     read = _with_share(kind.splits(options), share)
     read.train.check_like((trained.config.get("trained") or {}).get("data", {}).get("train", {}))
     if statistics == "data" and read.train.has == "pixels":
-        options = _with_statistics(options, read.train)
+        options = with_statistics(options, read.train)
     found = _figures(encoder, read, options, protocols, schedule)
     first = initial_encoder(run, run_code=run_code) if baseline else None
     if first is not None:
@@ -173,21 +169,6 @@ def _figures(
     return found
 
 
-def _with_statistics(options: TrainOptions, items: Items) -> TrainOptions:
-    """Return the options with the mean and std of a sample of the images, as the papers normalise other data sets."""
-    unit: Any = items.prepared(_with_values(options, mean=(), std=()))
-    places = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:MEASURED]
-    scale = measured_scale(unit.plain(index) for index in torch.split(places, 256))
-    return _with_values(options, **{name: tuple(values) for name, values in scale.items()})
-
-
-def _with_values(options: TrainOptions, **values: Any) -> TrainOptions:
-    """Return the options with other values in the text of ``--augment``."""
-    name, before = parse_augment(options.augment)
-    written = ", ".join(f"{key}={value!r}" for key, value in {**before, **values}.items())
-    return replace(options, augment=f"{name}({written})")
-
-
 def _with_share(read: Splits, share: float) -> Splits:
     """Return the splits with a share of the labelled items that classifiers are fitted to."""
     if not 0.0 < share <= 1.0:
@@ -215,7 +196,7 @@ def classified(
         fine_tune: Whether the encoder is trained, too.
     """
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
-    crops = _with_values(options, **CROPS) if read.fitted.has == "pixels" else options
+    crops = with_values(options, **CROPS) if read.fitted.has == "pixels" else options
     items: Any = read.fitted.prepared(crops).to(device)
     classes, y = torch.unique(items.labelled(f"{WHO} --protocol"), return_inverse=True)
     encoder = (deepcopy(encoder) if fine_tune else encoder).to(device).eval()

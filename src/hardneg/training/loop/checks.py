@@ -26,6 +26,7 @@ from hardneg.training.data.kinds import kind_of
 from hardneg.training.evaluation.monitors import read_monitor
 from hardneg.training.loop.optimisers import read_optimiser, read_rate
 from hardneg.training.loop.records import Moments
+from hardneg.training.normalisation import asks_for_statistics, with_statistics
 from hardneg.training.options import EMC2Options, TrainOptions
 from hardneg.training.options.values import ESTIMATE, Scheduled, check_bounds
 from hardneg.training.weights import check_source
@@ -204,7 +205,7 @@ def number_of(value: Scheduled) -> Number:
 
 
 def with_estimate(options: TrainOptions, data: Items, record: dict[str, Any]) -> tuple[TrainOptions, dict[str, Any]]:
-    """Replace tau_plus="estimate" by an estimate from the labels of the training items.
+    """Replace what the options leave to the data: tau_plus="estimate" by its labels, mean="data" by its pixels.
 
     Args:
         options: Options of a recipe.
@@ -217,6 +218,8 @@ def with_estimate(options: TrainOptions, data: Items, record: dict[str, Any]) ->
     Raises:
         ArgumentError: If the items have no labels, or those of one class only.
     """
+    if data.has == "pixels" and asks_for_statistics(options):
+        options = with_statistics(options, data)
     if options.tau_plus != ESTIMATE:
         return options, record
     with located("--tau-plus estimate"):

@@ -184,7 +184,8 @@ class TrainOptions:
     )
     augment: str = option(
         "auto",
-        'Augmentation of images: auto, tiny, grey, cifar, kornia, or with arguments "cifar(blur_probability=0.5)".',
+        "Augmentation of images: auto, tiny, grey, cifar, imagenet, kornia, or with arguments "
+        "\"imagenet(crop_scale=(0.2, 1))\"; mean='data' normalises by the mean and std of the training images.",
         DATA,
     )
     seed: int = option(0, "Random seed of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
