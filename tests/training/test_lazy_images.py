@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,37 @@ class TestLazyImages:
         (tmp_path / "cat" / "001.png").unlink()
         with pytest.warns(match="A grey image takes its place"):
             assert (skipping.pixels(slice(1)) == 128).all()
+
+    @pytest.mark.parametrize("size", [None, 8])
+    def test_pixels_are_kept_on_disk(self, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HARDNEG_DATA", str(tmp_path / "cache"))
+        write_folder(tmp_path / "images", {"cat": 3, "dog": 2})
+        torn = tmp_path / "images" / "cat" / "001.png"
+        torn.write_bytes(b"no image")
+        options = {"size": size, "bad_images": "skip"}
+        with pytest.warns(match="Skipped"):
+            whole = load(f"folder:{tmp_path}/images", "all", cache="none", **options).pixels(slice(4))
+        read = Files.read
+
+        def only_the_torn(self: Files, position: int) -> bytes:
+            assert position == 1, "decoded again"
+            return read(self, position)
+
+        for reader in (read, only_the_torn):
+            monkeypatch.setattr(Files, "read", reader)
+            kept = load(f"folder:{tmp_path}/images", "all", cache="disk", **options)
+            assert torch.equal(kept.pixels(slice(4)), whole)
+            assert kept.images.kept is not None
+        assert len(list((tmp_path / "cache" / "decoded").glob("*.pixels"))) == 1
+
+    def test_without_space_nothing_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HARDNEG_DATA", str(tmp_path / "cache"))
+        write_folder(tmp_path / "images", {"cat": 3})
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100))
+        with pytest.warns(match="Decoded images are not kept"):
+            data = load(f"folder:{tmp_path}/images", "all", cache="disk")
+        assert data.images.kept is None
+        assert data.pixels(slice(3)).shape == (3, 3, 12, 10)
 
     def test_unreadable_files_are_skipped(self, tmp_path: Path) -> None:
         images = write_folder(tmp_path, {"cat": 3, "dog": 2})

@@ -7,21 +7,24 @@ loader hold a copy of ``LazyImages``: it is a few arrays, whose size is some 100
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.errors import ArgumentError, warn_once
+from hardneg.core.errors import ArgumentError, FileError, NotWritten, warn_once
 from hardneg.io.arrays import Array
+from hardneg.io.files import check_free, locked, write_atomically
 from hardneg.io.terminal import progress_bars
 from hardneg.training.data.decoding import decode, fitted, reduction
 from hardneg.training.data.image_sources import Ends, Headers, Joined, Source, mapped, read_headers
+from hardneg.training.data.named import default_root
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -31,6 +34,7 @@ MEMORY_BUDGET = 1 << 30
 _SHOWN = 5
 _DARKEST, _SAMPLED = 16, 64  # the brightest pixel of images that are almost black; images that are looked at
 _CHUNK = 64  # images decoded at a time when all are decoded
+_PATIENCE = 24 * 3600.0  # seconds that a rank waits for another one that decodes
 
 
 class Opening(NamedTuple):
@@ -204,7 +208,7 @@ def opened(name: str, sources: Sequence[Source], how: Opening) -> list[Opened]:
     size = _one_size(source, headers, good) if how.side is None else (how.side, how.side)
     channels = _channels(source, headers, good)
     images = LazyImages(source, torch.from_numpy(good), size, channels, headers, skips=how.bad == "skip")
-    kept = _kept(images, how)
+    kept = _kept(name, images, how)
     _warn_if_dark(name, kept)
     parts, first = [], 0
     for one in sources:
@@ -260,7 +264,7 @@ def _channels(source: Source, headers: Headers, good: Array) -> int:
     return 3 if len(coloured) else 1
 
 
-def _kept(images: LazyImages, how: Opening) -> Tensor | LazyImages:
+def _kept(name: str, images: LazyImages, how: Opening) -> Tensor | LazyImages:
     """Return the images decoded as far as ``how.cache`` asks for it."""
     assert images.headers is not None
     sizes = images.headers.sizes.astype(np.int64)
@@ -268,21 +272,62 @@ def _kept(images: LazyImages, how: Opening) -> Tensor | LazyImages:
     starts = np.cumsum([0, *(images.channels * sizes.prod(1))])
     if how.cache == "none" or (how.cache == "auto" and starts[-1] > MEMORY_BUDGET):
         return images
+    if how.cache == "disk":
+        pixels = _on_disk(name, images, sizes, int(starts[-1]))
+        return images if pixels is None else replace(images, kept=Kept(pixels, starts, sizes))
+    if images.uniform:
+        whole = torch.empty(images.shape, dtype=torch.uint8)
+        for row, picture in enumerate(_all_pictures(images)):
+            pixels = torch.from_numpy(np.array(fitted(picture, images.size)))
+            whole[row] = pixels.view(*pixels.shape[:2], -1).permute(2, 0, 1)
+        return whole
+    kept = Kept(torch.empty(int(starts[-1]), dtype=torch.uint8), starts, sizes)
+    for position, picture in zip(images.rows.tolist(), _all_pictures(images), strict=True):
+        width, height = sizes[position].tolist()
+        kept.put(position, np.array(fitted(picture, (width, height))))
+    return replace(images, kept=kept)
+
+
+def _all_pictures(images: LazyImages) -> Iterator[Picture]:
+    """Decode all images, some at a time, showing the progress."""
     with progress_bars() as bars:
         advance = bars("decode", len(images))
-        if images.uniform:
-            whole = torch.empty(images.shape, dtype=torch.uint8)
-            for first in range(0, len(images), _CHUNK):
-                part = images[first : first + _CHUNK]
-                whole[first : first + len(part)] = part.pixels()
-                advance(len(part))
-            return whole
-        kept = Kept(torch.empty(int(starts[-1]), dtype=torch.uint8), starts, sizes)
-        for rows in images.rows.split(_CHUNK):  # type: ignore[no-untyped-call]
-            for position, picture in zip(rows.tolist(), replace(images, rows=rows).pictures(), strict=True):
-                kept.put(position, np.array(picture))
-            advance(len(rows))
-    return replace(images, kept=kept)
+        for first in range(0, len(images), _CHUNK):
+            yield from (pictures := images[first : first + _CHUNK].pictures())
+            advance(len(pictures))
+
+
+def _on_disk(name: str, images: LazyImages, sizes: Annotated[Array, "m 2"], total: int) -> Tensor | None:
+    """Return all decoded pixels, mapped from a file that is written first if necessary; None if the disk is full.
+
+    The name of the file is a digest of the content and the sizes, so that ranks and later runs find it.
+    """
+    assert images.headers is not None
+    key = hashlib.blake2b(images.headers.digests.tobytes() + sizes.tobytes(), digest_size=16)
+    key.update(images.rows.numpy().tobytes() + bytes([images.channels]))
+    path = default_root() / "decoded" / f"{key.hexdigest()}.pixels"
+    places = iter(zip(images.rows.tolist(), _all_pictures(images), strict=True))
+
+    def write(file: BinaryIO) -> None:
+        written = np.zeros(len(sizes), bool)
+        written[images.rows.numpy()] = True
+        for position, readable in enumerate(written.tolist()):
+            width, height = sizes[position].tolist()
+            if readable:
+                file.write(np.asarray(fitted(next(places)[1], (width, height))).tobytes())
+            else:
+                file.write(bytes(width * height * images.channels))
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock"), "data", patience=_PATIENCE, fix="use --cache-images none"):
+            if not path.is_file():
+                check_free("data", path.parent, total, "for decoded images", "use --cache-images none")
+                write_atomically(path, write)
+    except (NotWritten, FileError, OSError) as error:
+        warn_once(f"image_files.cache:{name}", f"Decoded images are not kept: {error}")
+        return None
+    return torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)
 
 
 def _warn_if_dark(name: str, images: Tensor | LazyImages) -> None:
