@@ -42,6 +42,10 @@ def test_every_verb_has_the_general_flags(verb: tuple[str, ...]) -> None:
     assert hardneg(*verb, "-V").output.strip() == hn.__version__
 
 
+def test_the_group_of_recipes_has_a_version() -> None:
+    assert hardneg("train", "-V").output.strip() == hn.__version__
+
+
 def test_the_short_help_shows_the_common_options_and_the_full_one_all() -> None:
     short, full = help_of("mine", flag="-h"), help_of("mine", flag="--help-all")
     names = [f"--{one.name.replace('_', '-')} " for one in fields(MineOptions) if one.name not in ("queries", "k")]

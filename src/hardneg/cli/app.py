@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -17,11 +17,11 @@ from hardneg.cli.errors import errors_for_people, given, read_yaml, warning_for_
 from hardneg.cli.flags import (
     CONTEXT,
     Command,
+    VersionFlag,
     build,
     checked_values,
     parameter,
     parameters_of,
-    print_version,
     verb,
     with_parameters,
 )
@@ -49,12 +49,7 @@ app.command(cls=Command)(judge)
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=print_version, metavar=""),
-    ] = False,
-) -> None:
+def root(version: VersionFlag = False) -> None:
     """Shorten the warnings of hardneg for every verb; ``--version`` prints the version."""
     warnings.formatwarning = warning_for_people
 

@@ -74,6 +74,12 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VersionFlag = Annotated[
+    bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=print_version, metavar="")
+]
+"""Type of ``--version`` of a group of commands."""
+
+
 def _print_all_options(ctx: typer.Context, wanted: bool) -> None:
     """Print the help with all options and exit, for ``--help-all``."""
     if wanted:

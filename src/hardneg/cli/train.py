@@ -14,7 +14,16 @@ from typing import Any
 import typer
 
 from hardneg.cli.errors import errors_for_people
-from hardneg.cli.flags import CONTEXT, Command, build, parameter, parameters_of, with_config_file, with_parameters
+from hardneg.cli.flags import (
+    CONTEXT,
+    Command,
+    VersionFlag,
+    build,
+    parameter,
+    parameters_of,
+    with_config_file,
+    with_parameters,
+)
 from hardneg.cli.options import RunOptions
 from hardneg.cli.output import Output
 from hardneg.core.text import printable
@@ -116,7 +125,12 @@ COMMON = (
 )
 """Parameters that the short help of each recipe shows, besides the options that only the recipe has."""
 
-train_app = typer.Typer(no_args_is_help=True, help="Train an encoder and evaluate it; see hardneg train RECIPE --help.")
+train_app = typer.Typer(no_args_is_help=True)
+
+
+@train_app.callback(invoke_without_command=True)
+def train(version: VersionFlag = False) -> None:
+    """Train an encoder and evaluate it; see hardneg train RECIPE --help."""
 
 
 def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
