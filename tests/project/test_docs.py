@@ -208,7 +208,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         pytest.importorskip(name, reason="the site needs the extra docs")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    for folder in ("src", "tools"):
+    for folder in ("src", "tools", "pyproject.toml"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
