@@ -33,7 +33,7 @@ OTHER = {
     "context_size": 2, "loss": "softmax", "num_draws": 8, "clusters": 5, "cluster_runs": 2, "cluster_every": 3,
     "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed", "pooling": "mean",
     "token_pooling": "cls", "same_label_negatives": True, "hidden_dim": 64, "head_norm": "layer", "num_prototypes": 20,
-    "epsilon": 0.1, "sinkhorn_steps": 5, "num_crops": 2, "frozen_epochs": 2,
+    "epsilon": 0.1, "sinkhorn_steps": 5, "num_crops": 2, "frozen_epochs": 2, "cluster_positives": True,
 }  # fmt: skip
 """A value for every option that is not its default."""
 

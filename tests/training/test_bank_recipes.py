@@ -39,6 +39,7 @@ from support.training_runs import assert_same, everything, few_digits, interrupt
 
 SIZE, DIM, STEPS = 20, 8, 4
 IDS = torch.tensor([7, 2, 19, 11, 5, 0])
+NUM_IDS = len(IDS)
 MAKERS: dict[str, Any] = {
     "instance": Instance, "cmc": CMCRecipe, "local-aggregation": LocalAggregation, "negative-cache": NegativeCache
 }  # fmt: skip
@@ -134,6 +135,57 @@ def test_instance_is_rings_softmax_over_draws(negatives: str) -> None:
             assert all(j % 3 != own % 3 for j in draws[i].tolist())
     method.loss_of(method.encoder, batch)
     assert not torch.equal(drawn_by(method, z, bank, 7), draws), "the next step draws others"
+
+
+@pytest.mark.parametrize("negatives", ["Uniform()", "Ring(0.0, 0.5)"])
+def test_algorithm_1_of_ring_has_no_positive_in_the_denominator(negatives: str) -> None:
+    """Wu et al. 2021, Algorithm 1: loss = -dps + logsumexp(ring_dps)."""
+    options = {"negatives": negatives, "loss": "softmax", "num_draws": 7, "positives_in_denominator": "none"}
+    method, batch = made("instance", **options)
+    z, bank = unit(method.encoder, batch.first), method.banks[0]
+    draws, entries = drawn_by(method, z, bank, 7), bank.vectors.clone()
+    losses = []
+    for i, own in enumerate(IDS.tolist()):
+        drawn = [z[i].double() @ entries[j].double() / 0.3 for j in draws[i] if j >= 0]
+        losses.append(torch.logsumexp(torch.stack(drawn), 0) - z[i].double() @ entries[own].double() / 0.3)
+    expected = torch.stack(losses).mean()
+    loss = assert_step(method, batch, expected.float())
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", ["instance", "cmc"])
+def test_ring_with_c_i_has_the_cluster_among_its_positives(recipe: str) -> None:
+    """Wu et al. 2021, appendix F: -log (sum over C_i of e^s / (e^a + sum over the drawn ring of e^s))."""
+    options = {
+        "negatives": "Ring(0.1, 0.6)",
+        "num_draws": 6,
+        "clusters": 4,
+        "cluster_runs": 2,
+        "cluster_positives": True,
+    }
+    method, batch = made(recipe, **options)
+    views = method.split(method.encoder(batch.first))
+    drawn = [drawn_by(method, z, bank, 6) for z, bank in zip(views, reversed(method.banks), strict=True)]
+    groups, total = method.clusters.assignments, torch.zeros((), dtype=torch.float64)
+    for z, bank, draws in zip(views, reversed(method.banks), drawn, strict=True):
+        entries = bank.vectors.double()
+        for i, own in enumerate(IDS.tolist()):
+            s = z[i].double() @ entries.T / 0.3
+            close = [j for j in range(SIZE) if bool((groups[j] == groups[own]).any())]
+            assert own in close
+            below = s[own].exp() + sum(s[j].exp() for j in draws[i] if j >= 0)
+            total = total + below.log() - torch.stack([s[j] for j in close]).logsumexp(0)
+    loss = assert_step(method, batch, (total / NUM_IDS).float())
+    torch.testing.assert_close(loss.double(), (total / NUM_IDS).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_before_its_first_clusters_ring_with_c_i_is_ring() -> None:
+    method, batch = made(
+        "instance", negatives="Ring(0.0, 0.5)", clusters=3, num_draws=5, cluster_positives=True, warmup=1
+    )
+    z, bank = unit(method.encoder, batch.first), method.banks[0]
+    draws, entries = drawn_by(method, z, bank, 5), bank.vectors.clone()
+    assert_step(method, batch, softmax(z, entries, IDS, draws))
 
 
 def test_draws_have_the_weights_of_the_expression() -> None:
@@ -448,6 +500,9 @@ def test_each_is_an_arm_of_its_name(recipe: str) -> None:
         ("instance", {"loss": "nce", "negatives": "Ring(0.0, 0.5)"}, r"--negatives to be Uniform\(\) for --loss nce"),
         ("cmc", {"loss": "nce", "negatives": "Tilt(1)"}, r"cmc needs .*--loss nce.*use --loss softmax"),
         ("instance", {"loss": "mse"}, "--loss"),
+        ("instance", {"positives_in_denominator": "none"}, "--loss softmax with --positives-in-denominator none"),
+        ("cmc", {"negatives": "Ring(0, 0.5)", "cluster_positives": True}, "cmc needs --clusters with --cluster-posit"),
+        ("instance", {"clusters": 5, "cluster_positives": True}, "use --loss softmax"),
         ("instance", {"negatives": "SameCluster()"}, "instance needs --clusters of at least 1"),
         ("instance", {"negatives": "From('queue')"}, "--negatives for candidates of the bank"),
         ("instance", {"negatives": "Rung(0.1)"}, "'Rung' is not known. Did you mean Ring"),

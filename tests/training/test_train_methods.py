@@ -13,7 +13,7 @@ import torch
 
 from hardneg.core.errors import ArgumentError, FileError
 from hardneg.core.options import option
-from hardneg.core.schedules import linear
+from hardneg.core.schedules import adaptive, linear
 from hardneg.io.embeddings import load_embeddings
 from hardneg.training.data.images import load
 from hardneg.training.encoders import Encoder
@@ -25,7 +25,7 @@ from hardneg.training.options import SimCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 from hardneg.training.trained import load_encoder
 from support.errors import raises
-from support.training_runs import assert_same, everything, options_of, run, stop_after
+from support.training_runs import assert_same, everything, interrupted, options_of, run, short, stop_after
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
 
@@ -115,6 +115,36 @@ def test_an_adaptive_temperature_moves_after_each_epoch(data: str, tmp_path: Pat
     found = [record["effective_temperature"] for record in Run(tmp_path).metrics()]
     # The first mean loss is remembered; after the second epoch, whose loss is lower, the third begins at 0.4.
     assert found == pytest.approx([0.5] * 6 + [0.4] * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("on", ["step", "monitor"])
+def test_an_adaptive_temperature_observes_steps_or_the_monitor(on: str, data: str, tmp_path: Path) -> None:
+    """Ring, appendix E: towards the end after an improvement of the loss of a step, or of a validation accuracy."""
+    temperature = f"adaptive(0.5, 0.1, rate=0.02, on='{on}')"
+    options = options_of(data, temperature=temperature, monitor_every=1, epochs=3 if on == "step" else 6)
+    run("simclr", tmp_path / "run", options | {"save_every_steps": 1})
+    schedule, expected, found = adaptive(0.5, 0.1, rate=0.02), [], []
+    for record in Run(tmp_path / "run").metrics():
+        if "loss" in record:
+            expected.append(schedule(0))
+            found.append(record["effective_temperature"])
+        if on == "step" and "loss" in record:
+            schedule.observe(-record["loss"])
+        elif on == "monitor" and record.get("monitor") is not None:
+            schedule.observe(record["monitor"])
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert len(set(found)) > 1
+    with interrupted(5):
+        run("simclr", tmp_path / "cut", options | {"save_every_steps": 1})
+    run("simclr", tmp_path / "cut", options | {"save_every_steps": 1}, resume=True)
+    assert_same(everything(tmp_path / "run"), everything(tmp_path / "cut"))
+
+
+def test_a_schedule_that_adapts_to_the_monitor_needs_one(tmp_path: Path) -> None:
+    with raises(ArgumentError, what="--monitor-every", fix="--monitor-every 1"):
+        run("simclr", tmp_path / "run", short("npz:nowhere.npz", negatives="Tilt(adaptive(0, 1, on='monitor'))"))
+    with raises(ArgumentError, who="adaptive", what="on='loss'"):
+        adaptive(1.0, 0.1, on="validation")
 
 
 def test_options_take_schedules_of_python() -> None:

@@ -43,11 +43,13 @@ OTHER: dict[str, Any] = {
     "max_steps": 3, "cache": 5, "cache_refresh": 0.4, "four_losses": True, "same_label_negatives": True,
     "head": "linear",
     "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
-    "frozen_epochs": 0,
+    "frozen_epochs": 0, "cluster_positives": True,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
 TOGETHER: dict[Any, dict[str, Any]] = {
+    ("instance", "positives_in_denominator"): {"loss": "softmax"},
+    "cluster_positives": {"loss": "softmax", "clusters": 3},
     ("moco", "hidden_dim"): {"version": "v3"},
     ("moco", "head_norm"): {"version": "v3"},
     "same_label_negatives": {"negatives": "Uniform()"},

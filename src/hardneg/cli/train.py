@@ -82,6 +82,7 @@ EXAMPLES: dict[str, list[str]] = {
         "--data cifar10 --epochs 200",
         '--data digits --negatives "Ring(0.1, 0.5)"   (IRing)',
         '--negatives "SameCluster()" --clusters 20 --warmup 5',
+        "--loss softmax --clusters 20 --cluster-positives",
     ],
     "cmc": [
         "--data cifar10 --num-draws 4096",

@@ -281,15 +281,17 @@ class exponential(_Timed, Schedule):  # noqa: N801
 class adaptive(Schedule):  # noqa: N801
     """Moves from start towards end while the metric improves, and back when it does not (Ring, appendix E).
 
-    Call ``observe(metric)`` after each epoch with a number that should grow: validation accuracy, or minus the training
-    loss. The first metric only sets the reference. The paper prints "lowers the threshold if the performance increases,
-    otherwise decreasing"; the second is read as raising. This is the only schedule with state, which is part of
-    ``ContrastiveLoss.state_dict()``.
+    Call ``observe(metric)`` with a number that should grow: validation accuracy, or minus the training loss. ``hardneg
+    train`` does so. The first metric only sets the reference. The paper prints "lowers the threshold if the performance
+    increases, otherwise decreasing"; the second is read as raising. This is the only schedule with state, which is part
+    of ``ContrastiveLoss.state_dict()``.
 
     Args:
         start: Initial value, and one limit.
         end: The other limit.
         rate: Change per observation, 0 or more.
+        on: What ``hardneg train`` observes: ``"loss"``, the mean loss of each epoch; ``"step"``, the loss of each step;
+            or ``"monitor"``, each evaluation of ``--monitor``.
 
     Example:
         >>> outer = adaptive(1.0, 0.1, rate=0.3)
@@ -300,10 +302,13 @@ class adaptive(Schedule):  # noqa: N801
     start: float
     end: float
     rate: float = 0.01
-    examples: ClassVar = ("adaptive(1.0, 0.1)",)
+    on: str = "loss"
+    examples: ClassVar = ("adaptive(1.0, 0.1)", "adaptive(1.0, 0.1, on='monitor')")
 
     def __post_init__(self) -> None:
         check_range("adaptive", "rate", self.rate, 0.0, math.inf)
+        if self.on not in ("loss", "step", "monitor"):
+            raise argument_error("adaptive", "on='loss', 'step' or 'monitor'", "on", self.on)
         object.__setattr__(self, "_state", {"value": float(self.start), "last": None})
 
     def __call__(self, step: int, total: int | None = None) -> float:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 from torch.utils.checkpoint import checkpoint
 
 from hardneg.core.errors import argument_error, check_range
@@ -30,7 +30,9 @@ from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS
 from hardneg.core.scoring import score
 from hardneg.core.tensors import typed_as, widened
 from hardneg.core.types import NEVER, Keys, LogWeights, PairLosses, Scores, Tags, View, other_id
+from hardneg.losses.neighbours import neighbour_nce
 from hardneg.negatives import Uniform
+from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 from hardneg.state.stateful import Stateful, check_count
 
@@ -125,6 +127,7 @@ class BankContrast(nn.Module):
         objective: "nce" with a running Z, or "softmax", InfoNCE over the own entry and the draws.
         z_momentum: Momentum of the running Z.
         epsilon: Added to K/N, see ``binary_nce``.
+        positives_in_denominator: Of "softmax": "own", or "none" (Algorithm 1 of Ring).
     """
 
     def __init__(
@@ -136,16 +139,24 @@ class BankContrast(nn.Module):
         *,
         z_momentum: float = 0.99,
         epsilon: float = 0.0,
+        positives_in_denominator: Literal["own", "none"] = "own",
     ) -> None:
         super().__init__()
         if objective not in ("nce", "softmax"):
             raise argument_error("BankContrast", "objective 'nce' or 'softmax'", "objective", objective)
         self.num_draws = check_count("BankContrast", "num_draws", num_draws)
         self.num_instances, self.temperature = check_count("BankContrast", "num_instances", num_instances), temperature
-        self.objective, self.epsilon = objective, epsilon
+        self.objective, self.epsilon, self.denominator = objective, epsilon, positives_in_denominator
         self.running_z = RunningZ(num_instances, z_momentum)
 
-    def forward(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"] | None = None) -> Tensor:
+    def forward(
+        self,
+        z: View,
+        ids: Tensor,
+        bank: Bank,
+        draws: Annotated[Tensor, "b k"] | None = None,
+        clusters: Clusters | None = None,
+    ) -> Tensor:
         """Compute the mean loss of a batch against the bank.
 
         Args:
@@ -154,11 +165,15 @@ class BankContrast(nn.Module):
             bank: The bank of entries.
             draws: Ids of the negatives [b, k]; by default drawn with the bank's seed and step. Own ids among them are
                 ignored.
+            clusters: With the softmax, entries in a cluster of the instance join the positive in the numerator: Ring +
+                C_i (Wu et al. 2021, appendix F). The draws are the same with and without them.
         """
         scores = self._scores(z, ids, bank, bank.draw_ids(ids, self.num_draws) if draws is None else draws)
         log_w = Uniform().log_weights(scores)
         if self.objective == "softmax":
-            return reduce(info_nce(scores, log_w), scores)
+            if clusters is not None:
+                return reduce(self._with_neighbours(scores, log_w, z, ids, bank, clusters), scores)
+            return reduce(info_nce(scores, log_w, positives_in_denominator=self.denominator), scores)
         losses = binary_nce(
             scores, log_w, log_z=self.running_z(scores), num_instances=self.num_instances, epsilon=self.epsilon
         )
@@ -169,6 +184,20 @@ class BankContrast(nn.Module):
         @typed_as(forward)
         def __call__(self) -> Any:
             """Return what ``forward`` returns."""
+
+    def _with_neighbours(
+        self, scores: Scores, log_w: LogWeights, z: View, ids: Tensor, bank: Bank, clusters: Clusters
+    ) -> PairLosses:
+        """Return the losses with all entries of the instance's clusters in the numerator, [b, 1]."""
+        anchors = Keys(z, ids, clusters=clusters.of(ids))
+        every = score(anchors, z.detach(), clusters.tag(bank.keys()), self.temperature)
+        close = every.same_cluster("BankContrast") & every.valid
+        both = scores.changed(
+            candidates=torch.cat([scores.candidates, every.candidates], dim=1),
+            valid=torch.cat([scores.valid, every.valid], dim=1),
+        )
+        none = torch.full_like(every.candidates, NEVER)
+        return neighbour_nce(both, torch.cat([log_w, none], dim=1), pad(close, (scores.candidates.shape[1], 0)))
 
     def _scores(self, z: View, ids: Tensor, bank: Bank, draws: Annotated[Tensor, "b k"]) -> Scores:
         own, none = bank.of(ids), Keys(z.new_zeros(len(z), 0, bank.dim), ids[:, None][:, :0], source=bank.source)
@@ -231,7 +260,7 @@ class InstanceDiscrimination(nn.Module):
         temperature: Divides the similarities.
         momentum: Momentum of the entries of the bank.
         objective: "nce" or "softmax".
-        **options: ``z_momentum`` and ``epsilon`` of ``BankContrast``.
+        **options: Further options of ``BankContrast``.
 
     Example:
         >>> loss = InstanceDiscrimination(num_instances=50, dim=4, num_draws=8)
@@ -250,7 +279,7 @@ class InstanceDiscrimination(nn.Module):
         temperature: float = BANK_TEMPERATURE,
         momentum: float = 0.5,
         objective: str = "nce",
-        **options: float,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.bank = Bank(num_instances, dim, momentum)
@@ -290,7 +319,7 @@ class CMC(nn.Module):
         temperature: float = BANK_TEMPERATURE,
         momentum: float = 0.5,
         objective: str = "nce",
-        **options: float,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.banks = nn.ModuleList([Bank(num_instances, dim, momentum, seed=seed) for seed in (0, 1)])

@@ -15,7 +15,7 @@ import torch
 from hardneg.batching import planners
 from hardneg.batching.spec import BatchSpec, parse_batches
 from hardneg.core.errors import ArgumentError, argument_error, located, warn_once
-from hardneg.core.schedules import LONG, Number, Schedule, value_of
+from hardneg.core.schedules import LONG, Number, Schedule, adaptive, value_of
 from hardneg.core.scoring import score
 from hardneg.core.types import Keys
 from hardneg.negatives import parse
@@ -80,6 +80,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
         spec = parse_batches(options.batches)
     for schedules in (parse(options.negatives), spec.planner):
         schedules.at(LONG, LONG)  # raises if a schedule ends out of bounds
+    _check_adaptive(options)
     if spec.planner.needs != "nothing" and spec.warmup >= options.epochs:
         raise ArgumentError(
             "train",
@@ -252,6 +253,15 @@ def _check_schedules(options: TrainOptions) -> None:
                 value = value_of(number, step, LONG)
                 got = f"{number!r}, which {when} at {value:g}"
                 check_bounds("train", name, value, rules[name], got)
+
+
+def _check_adaptive(options: TrainOptions) -> None:
+    """Raise for a schedule that adapts to a monitor that is never evaluated."""
+    numbers = [number_of(getattr(_with_some_tau_plus(options), name)) for name in ("temperature", "tau_plus")]
+    for schedule in (*parse(options.negatives).schedules(), *numbers):
+        if isinstance(schedule, adaptive) and schedule.on == "monitor" and not options.monitor_every:
+            what = "--monitor-every with a schedule that adapts to the monitor"
+            raise ArgumentError("train", what, f"{schedule!r} and monitor_every=0", "add --monitor-every 1")
 
 
 def _check_device(options: TrainOptions) -> None:

@@ -255,7 +255,8 @@ class Loop:
                     break
                 self.begun = time.perf_counter() - self.begun_seconds
                 self._run_epoch(epoch, show)
-                self._adapt()
+                self._adapt("loss", -self.epoch_loss / len(self.sampler))
+                self.epoch_loss = torch.zeros((), device=self.accelerator.device)
                 if self.accelerator.device.type == "cuda":
                     torch.cuda.synchronize(self.accelerator.device)
                 self.epoch = epoch + 1
@@ -351,7 +352,8 @@ class Loop:
             self.average.update_parameters(method.encoder)
         method.after_step()
         self.step += 1
-        self.epoch_loss += method.recorded(loss).detach()
+        self.epoch_loss += (recorded := method.recorded(loss).detach())
+        self._adapt("step", -recorded)
         with self.seconds.part("graph"):
             self.refresher.after_step(self.step, epoch, method.harvest)
         due = self.step % options.log_every == 0 or self.step == self.last
@@ -364,26 +366,36 @@ class Loop:
             self._save()
 
     def _run_monitor(self) -> None:
-        """Evaluate the monitor when due, record its value, and keep the best weights."""
-        if self.monitor is None or self.epoch % self.options.monitor_every or not self.accelerator.is_main_process:
+        """Evaluate the monitor when due: record its value, keep the best weights, and adapt schedules to it."""
+        if self.monitor is None or self.epoch % self.options.monitor_every:
             return
-        value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed))
-        before = self._monitored()
-        self.run.log(step=self.step, epoch=self.epoch - 1, monitor=value)
-        if value > max(before, default=-math.inf):
-            best = {"step": self.step, "epoch": self.epoch, "monitor": value}
-            self.run.save_best({**best, **self._weights()})
+        total = torch.zeros((), device=self.accelerator.device)
+        if self.accelerator.is_main_process:
+            value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed))
+            before = self._monitored()
+            self.run.log(step=self.step, epoch=self.epoch - 1, monitor=value)
+            if value > max(before, default=-math.inf):
+                best = {"step": self.step, "epoch": self.epoch, "monitor": value}
+                self.run.save_best({**best, **self._weights()})
+            total += value * self.accelerator.num_processes  # the other ranks add 0 to the mean
+        self._adapt("monitor", total)
 
     def _weights(self) -> dict[str, Any]:
         """Return the state of the method, and the averaged weights if there are any."""
         average = {} if self.average is None else {"average": self.average.state_dict()}
         return {"method": self.method.state_dict(), **average}
 
-    def _adapt(self) -> None:
-        """Advance adaptive schedules, which react to whether the mean loss of the epoch has fallen."""
-        for schedule in self.adaptive:
-            schedule.observe(-float(self.accelerator.reduce(self.epoch_loss, "mean")) / len(self.sampler))
-        self.epoch_loss = torch.zeros((), device=self.accelerator.device)
+    def _adapt(self, on: str, metric: Tensor) -> None:
+        """Advance the adaptive schedules that observe this metric, which grows as training improves.
+
+        Args:
+            on: "loss", "step" or "monitor".
+            metric: The metric of this rank, a scalar; its mean over the ranks is observed.
+        """
+        schedules = [schedule for schedule in self.adaptive if schedule.on == on]
+        observed = float(self.accelerator.reduce(metric, "mean")) if schedules else 0.0
+        for schedule in schedules:
+            schedule.observe(observed)
 
     def _vectors(self) -> Tensor:
         """Return unit vectors [n, d] of all items from which batches are planned, equal on all ranks."""

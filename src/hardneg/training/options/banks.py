@@ -68,6 +68,15 @@ class InstanceOptions(BankOptions):
         NEGATIVES,
         low=1,
     )
+    positives_in_denominator: str = option(
+        "own",
+        "Positive in the denominator of the softmax: own (the same as all), or none (Algorithm 1 of Ring).",
+        NEGATIVES,
+        among=("own", "all", "none"),
+    )
+    cluster_positives: bool = option(
+        False, "Members of the image's k-means cluster join its positive: Ring + C_i, with --clusters.", NEGATIVES
+    )
     recipe: ClassVar[str] = "instance"
     published_draws: ClassVar[int] = INSTANCE_DRAWS
     """Number of draws in the authors' code, the default of ``num_draws``."""
@@ -83,12 +92,25 @@ class InstanceOptions(BankOptions):
     def check(self) -> None:
         """Raise for binary NCE with non-uniform negatives, and for cluster negatives without clusters."""
         super().check()
+        self._check_positives()
         if self.loss == "nce" and "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform() for --loss nce, whose noise distribution is uniform"
             raise ArgumentError(self.recipe, what, repr(self.negatives), "use --loss softmax")
         if "Cluster(" in self.negatives and not self.clusters:
             what = "--clusters of at least 1 for negatives that depend on clusters"
             raise ArgumentError(self.recipe, what, f"{self.negatives!r} and no clusters", "use --clusters 100")
+
+    def _check_positives(self) -> None:
+        """Raise for positives that binary NCE does not have, or that need clusters."""
+        other, fix = self.positives_in_denominator == "none" or self.cluster_positives, "use --loss softmax"
+        if other and self.binary:
+            what = "--loss softmax with --positives-in-denominator none or --cluster-positives"
+            raise ArgumentError(self.recipe, what, f"loss={self.loss!r} and negatives={self.negatives!r}", fix)
+        if self.cluster_positives and not self.clusters:
+            raise ArgumentError(self.recipe, "--clusters with --cluster-positives", "none", "use --clusters 100")
+        if self.cluster_positives and self.positives_in_denominator == "none":
+            what = "--positives-in-denominator own with --cluster-positives"
+            raise ArgumentError(self.recipe, what, repr(self.positives_in_denominator))
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class TrainOptions:
     )
     batches: str = option(
         "uniform()",
-        'How items are grouped into batches: uniform(), "proximity(num_candidates=500)", "knn()" ...',
+        'How items are grouped into batches: uniform(), "proximity(restart=0.1)", "knn()" ...',
         NEGATIVES,
     )
     epochs: int = option(50, "Number of passes over the data.", TRAINING, low=1)

@@ -2,8 +2,9 @@
 
 The loss is binary NCE with uniform draws from the bank, as in the paper, or a softmax over the own entry and the
 draws, as in Ring. Ring's IRing is ``negatives="Ring(0.1, outer=linear(1.0, 0.1), dynamic_inner=True)"``, its Cave
-``negatives="SameCluster()", clusters=...``. The bank is filled before the first step; with an empty one the first
-epoch would learn nothing. Every rank computes the loss of all gathered rows, so that all ranks hold the same bank.
+``negatives="SameCluster()", clusters=...``, and Ring + C_i is IRing with ``cluster_positives, clusters=...``. The bank
+is filled before the first step; with an empty one the first epoch would learn nothing. Every rank computes the loss of
+all gathered rows, so that all ranks hold the same bank.
 
 ``BankMethod`` is the base of all recipes with a memory bank; ``Instance`` adds the loss and the draws.
 """
@@ -161,14 +162,24 @@ class Instance(BankMethod):
     def __init__(self, options: InstanceOptions, data: Items, total: int, num_banks: int = 1) -> None:
         super().__init__(options, data, total, num_banks, options.clusters)
         self.encoder = self.encoder_for(options, data)
-        if self.clusters is not None:
+        self.cluster_positives = options.cluster_positives
+        if self.clusters is not None and not self.cluster_positives:
             self.clusters.assignments.zero_()  # one cluster until the first clustering: SameCluster() is then uniform
         self.num_draws = options.num_draws or min(options.published_draws, len(data))
         self.draws_chosen = options.num_draws is None
         self.uniform = self.of_bank.negatives == Uniform()
         objective = "nce" if options.binary else "softmax"
         self.contrasts = nn.ModuleList(
-            [BankContrast(len(data), self.num_draws, self.temperature, objective) for _ in self.banks]
+            [
+                BankContrast(
+                    len(data),
+                    self.num_draws,
+                    self.temperature,
+                    objective,
+                    positives_in_denominator="none" if options.positives_in_denominator == "none" else "own",
+                )
+                for _ in self.banks
+            ]
         )
 
     def encoder_for(self, options: InstanceOptions, data: Items) -> nn.Module:
@@ -182,7 +193,8 @@ class Instance(BankMethod):
     def loss_of_views(self, views: ViewList) -> Tensor:
         """Return the sum of the losses of the views, each [b, d], against the bank of another view."""
         pairs = zip(self.contrasts, views, reversed(self.banks), strict=True)
-        losses: list[Tensor] = [one(z, self.keys.ids, bank, self.drawn(z, bank)) for one, z, bank in pairs]
+        close = self.clusters if self.cluster_positives else None
+        losses: list[Tensor] = [one(z, self.keys.ids, bank, self.drawn(z, bank), close) for one, z, bank in pairs]
         return torch.stack(losses).sum()
 
     @torch.no_grad()
