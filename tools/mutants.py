@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant("training/recipes/sogclr.py", "self.loss.negatives = self.negatives.at(step, total)", "pass", TRAINING + " tests/training/test_recipe_losses.py"),
     Mutant("training/recipes/instance.py", "torch.arange(len(self.data)), self.options.epochs", "torch.arange(len(self.data)), 0", "tests/training/test_bank_recipes.py"),
     Mutant("training/recipes/negative_cache.py", "self.cache.refresh(self.encoded, self.options.cache_refresh)", "pass", "tests/training/test_bank_recipes.py"),
-    Mutant("training/recipes/pairs.py", 'Keys(z[2 * b :], mined.ids, source="mined")', 'Keys(z[2 * b :], source="mined")', "tests/training/test_text_recipes.py"),
+    Mutant("training/recipes/pairs.py", 'Keys(z[2 * b :], ids, source="mined")', 'Keys(z[2 * b :], source="mined")', "tests/training/test_text_recipes.py"),
     Mutant("training/recipes/clip.py", "self.loss(z1, z2, self.documents[ids], labels, temperature", "self.loss(z1, z2, ids, labels, temperature", "tests/training/test_text_recipes.py tests/training/test_image_texts.py"),
 ]  # fmt: skip
 
