@@ -3,6 +3,7 @@
     python experiments/atlas.py list                                 the studies, their runs, times and states
     python experiments/atlas.py power g3                             the differences that a plan can detect
     python experiments/atlas.py run g3 --data build/worlds           train, judge and write benchmarks/results/studies
+    python experiments/atlas.py pack --data build/worlds             write what hardneg advise reads
 
 A plan names worlds, data sets, arms, the joint grid of tuning, seeds, the smallest difference that matters and the
 minutes that it may take. Every data set of a world is a cell: a comparison of ``hardneg.comparing`` whose short runs
@@ -24,12 +25,13 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hardneg.cli.advise import ATLAS, profile_of
 from hardneg.comparing.comparing import carry_out, prepare
 from hardneg.comparing.memory import free_memory
 from hardneg.comparing.progress import Watcher
@@ -175,7 +177,7 @@ def run_cell(plan: Plan, cell: tuple[str, str, bool], folder: Path, out: Path, d
 
     def show(line: str) -> None:
         print(f"{place.name} {line}", flush=True)
-        if time.time() > deadline:
+        if time.time() > deadline and not line.endswith("it was finished"):
             fix = "run it again with more --minutes: finished runs are kept"
             raise OutOfTime("study", f"less than its minutes for {plan.name}", place.name, fix)
 
@@ -327,6 +329,45 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pack(folder: Path) -> None:
+    """Write the atlas that ``hardneg advise`` reads: a profile of each data set, and what its arms gained.
+
+    Arms of other batch sizes are left out, since an advice is about negatives.
+    """
+    entries = []
+    for plan in map(Plan.read, known()):
+        path = RESULTS / f"atlas_{plan.name}.json"
+        if not path.exists() or any("batch_size" in text for text in plan.facts["arms"].values()):
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for cell in result["cells"]:
+            if not cell["untuned"]:
+                entries.append(entry(plan, cell, result["verdicts"], folder))
+    write_json(ATLAS, {"entries": entries}, "run it again")
+
+
+def entry(plan: Plan, cell: dict[str, Any], verdicts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return one entry of the atlas: the arms that were compared with the first arm of the plan."""
+    names, world = list(plan.facts["arms"]), plan.facts["worlds"][cell["world"]]
+    arms = []
+    for one in verdicts:
+        claim = plan.facts["claims"][one["claim"]]
+        same = (one["world"], one["data"], one["untuned"]) == (cell["world"], cell["data"], False)
+        if same and claim["against"] == names[0]:
+            middle, half = 100.0 * one["difference"], 100.0 * one["half_width"]
+            numbers = {"difference": round(middle, 2), "low": round(middle - half, 2), "high": round(middle + half, 2)}
+            arms.append({"arm": plain(cell["arms"][claim["arm"]]["text"]), **numbers, "verdict": one["verdict"]})
+    profile = asdict(profile_of(world["file"].format(folder=folder, data=cell["data"])))
+    where = {"study": plan.name, "world": cell["world"], "data": cell["data"]}
+    return {**where, "profile": profile, "baseline": plain(cell["arms"][names[0]]["text"]), "arms": arms}
+
+
+def plain(text: str) -> str:
+    """Write an arm for data without mined negatives: all of its candidates are from the batch."""
+    text = text.replace("From('batch') * ", "").replace("negatives=\"From('batch')\"", "").replace("(, ", "(")
+    return text.replace(", )", ")").replace('negatives="', "negatives='").replace('"', "'")
+
+
 def show_list() -> None:
     """Print a line for each study."""
     for name in known():
@@ -341,7 +382,7 @@ def show_list() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("list", "power", "run"))
+    parser.add_argument("action", choices=("list", "power", "run", "pack"))
     parser.add_argument("study", nargs="?", help="name of a plan in experiments/studies")
     parser.add_argument("--data", type=Path, default=ROOT / "build" / "worlds", help="folder of worlds.py")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs")
@@ -351,6 +392,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.action == "list":
         return show_list()
+    if options.action == "pack":
+        return pack(options.data)
     try:
         plan = Plan.read(options.study or "")
         if options.action == "power":

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from results_atlas import atlas
 from results_measured import MEASURES, SECTIONS, Finding, counted, signed, table
 
 from hardneg.comparing.request import words_of
@@ -52,7 +53,7 @@ def page() -> str:
         sections.append(f"## {study['title']}\n\n{study['paper']}.\n\n{text}")
     rows = [(one.claim, one.paper, one.here, one.verdict) for one in findings]
     head = table(("claim", "paper", "here, with its interval", "verdict"), rows)
-    return "\n".join([HEAD, head, *sections, obstacles()])
+    return "\n".join([HEAD, atlas(), "## The papers' studies\n", head, *sections, obstacles()])
 
 
 def read(name: str) -> dict[str, Any] | None:

@@ -27,7 +27,15 @@ from hardneg.cli.flags import (
 )
 from hardneg.cli.judge import judge
 from hardneg.cli.mine import mine
-from hardneg.cli.options import ALWAYS, CompareOptions, EvaluateOptions, ExplainOptions, ExportOptions, ReportOptions
+from hardneg.cli.options import (
+    ALWAYS,
+    AdviseOptions,
+    CompareOptions,
+    EvaluateOptions,
+    ExplainOptions,
+    ExportOptions,
+    ReportOptions,
+)
 from hardneg.cli.output import Output
 from hardneg.cli.train import train_app
 from hardneg.core.errors import ArgumentError, FileError, located
@@ -195,6 +203,21 @@ def report(options: ReportOptions, output: Output) -> None:
 
     path = write_report(options.paths, options.out, overwrite=options.overwrite)
     output.result({"report": str(path)}, lambda: typer.echo(f"report: {printable(path)}"))
+
+
+@app.command(cls=Command)
+@verb(AdviseOptions)
+def advise(options: AdviseOptions, output: Output) -> None:
+    """Suggest negatives for your data, by what happened to similar data in studies, and print the command that decides.
+
+    Examples:
+      hardneg advise digits
+
+      hardneg advise "pairs:faq.jsonl[question,answer]"
+    """
+    from hardneg.cli.advise import advise_and_show
+
+    advise_and_show(options.data, options.data_root, output)
 
 
 @app.command(cls=Command)

@@ -155,6 +155,14 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class AdviseOptions:
+    """Options of ``hardneg advise``: the data."""
+
+    data: str = argument("Data to train on, as for train --data: digits, folder:PATH, pairs:FILE ...")
+    data_root: str | None = option(None, "Folder that holds the data set, if not the default one.")
+
+
+@dataclass(frozen=True)
 class ExplainOptions:
     """Options of ``hardneg explain``: an expression of the grammar and the temperature of the loss."""
 

@@ -1,0 +1,129 @@
+"""The atlas on the page of results: one picture and one sentence for each question, and the table behind them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+from results_measured import MEASURES, signed, table
+
+ROOT = Path(__file__).parents[1]
+PLANS, RESULTS = ROOT / "experiments" / "studies", ROOT / "benchmarks" / "results" / "studies"
+FIGURES = ROOT / "docs" / "figures"
+ROW, LEFT, WIDTH = 17, 330, 760
+"""Height of a line of the picture, width of its names, and width of all of it."""
+COLOURS = {"holds": "#137333", "the opposite holds": "#b3261e", "vanishes when tuned": "#9a6700"}
+
+HEAD = """## The atlas
+
+Which choice of negatives is worth it, for which data? Each question is a plan that was committed before its first run
+(`experiments/studies`, with the rules of the verdicts); `make worlds study STUDY=g3` repeats one. Every arm of a cell
+has the same tries over a joint grid of temperature and learning rate, on held-out training pairs. All differences of
+a question are corrected together (Holm); {0}. There is one world: two linear heads between frozen vectors of two
+models, all-MiniLM-L6-v2 (128 dimensions) for the first side and wordllama (64) for the second. It trains in about a
+second. Adapters on one model were tried first and did not count, since training made them worse than no training at
+all. Not run: trained static embeddings, small images and graphs.
+"""
+
+
+def atlas() -> str:
+    """Return the section, and write its pictures."""
+    simulated = json.loads((ROOT / "experiments" / "procedure_simulation.json").read_text(encoding="utf-8"))
+    shares = simulated["shares"]
+    said = (
+        f"in {simulated['times']:,} simulated families of equal arms, tuned and judged in the same way, "
+        f"{100 * shares['significant']:.1f} % had any significant difference ({100 * shares['uncorrected']:.0f} % "
+        f"without the correction), and {100 * shares['effect']:.1f} % a verdict that something holds"
+    )
+    parts = [HEAD.format(said)]
+    for file in sorted(PLANS.glob("g*.yaml")):
+        plan, path = yaml.safe_load(file.read_text(encoding="utf-8")), RESULTS / f"atlas_{file.stem}.json"
+        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        parts.append(question(file.stem, plan, result))
+    return "\n".join(parts)
+
+
+def question(name: str, plan: dict[str, Any], result: dict[str, Any] | None) -> str:
+    """Return the part of one question."""
+    text = f"### {plan['title']}\n\n{plan['asks']}\n\n"
+    if result is None:
+        return text + f"Not run. To run: `make worlds study STUDY={name}`, {plan['minutes']} minutes.\n"
+    tuned = [one for one in result["verdicts"] if not one["untuned"]]
+    (FIGURES / f"atlas_{name}.svg").write_text(picture(plan, tuned), encoding="utf-8")
+    lines = []
+    for number, claim in enumerate(plan["claims"]):
+        counts = Counter(one["verdict"] for one in tuned if one["claim"] == number)
+        lines.append(f"- {claim['claim']}: {', '.join(f'{verdict} in {n}' for verdict, n in counts.most_common())}.")
+    sets = len({one["data"] for one in tuned})
+    text += f"In {sets} data sets:\n\n" + "\n".join(lines) + "\n\n"
+    text += f"![Differences with corrected intervals](figures/atlas_{name}.svg)\n\n"
+    text += f"Differences below {plan['smallest_effect']:g} points do not matter. {plan['remark']}\n\n"
+    text += verdict_table(plan, result) + "\n" + arm_table(result) + "\n"
+    missing = f" Not run: {', '.join(result['missing'])}." if result["missing"] else ""
+    text += f"Plan {result['digest']} of commit {result['plan_commit']}, {result['cpu_seconds']:.0f} CPU seconds."
+    return f"{text}{missing} Commit {result['commit']}, {result['device']}.\n"
+
+
+def verdict_table(plan: dict[str, Any], result: dict[str, Any]) -> str:
+    """Return the table of all differences: one line for each claim and data set."""
+    untuned = {(one["data"], one["claim"]): one for one in result["verdicts"] if one["untuned"]}
+    rows = []
+    for one in result["verdicts"]:
+        if not one["untuned"]:
+            before = untuned.get((one["data"], one["claim"]))
+            without = "" if before is None else f"{signed(100 * before['difference'])}, {before['verdict']}"
+            half, corrected = 100 * one["half_width"], 100 * one["corrected_half_width"]
+            interval = f"{signed(100 * one['difference'])} ± {half:.2f} ({corrected:.2f})"
+            claim = plan["claims"][one["claim"]]["claim"]
+            detectable = f"{100 * one['detectable']:.1f}"
+            rows.append((claim, one["data"], interval, f"{one['p_value']:.3f}", detectable, without, one["verdict"]))
+    head = ("claim", "data", "points, ± 95 % (corrected)", "p, corrected", "detectable", "untuned", "verdict")
+    return table(head, rows)
+
+
+def arm_table(result: dict[str, Any]) -> str:
+    """Return the table of all arms, by every measure."""
+    rows = []
+    for cell in result["cells"]:
+        if not cell["untuned"]:
+            for name, arm in cell["arms"].items():
+                means = (f"{MEASURES[m]} {100 * sum(x) / len(x):.1f}" for m, x in arm["measures"].items())
+                tuned = " ".join(f"{key}={value:g}" for key, value in (arm["tuned"] or {}).items())
+                rows.append((cell["data"], name, f"`{arm['text']}`", ", ".join(means), tuned, f"{arm['seconds']:.1f}"))
+    return table(("data", "arm", "as written", "means, %", "tuned to", "s a run"), rows)
+
+
+def picture(plan: dict[str, Any], verdicts: list[dict[str, Any]]) -> str:
+    """Draw every difference with its corrected interval; what does not matter is grey, colours are verdicts."""
+    reach = max(100.0 * (abs(one["difference"]) + one["corrected_half_width"]) for one in verdicts)
+    reach = min(30.0, max(reach, 2.0 * plan["smallest_effect"]))
+
+    def x(points: float) -> float:
+        return LEFT + (WIDTH - LEFT - 12) * (min(reach, max(-reach, points)) + reach) / (2.0 * reach)
+
+    smallest, body, y = plan["smallest_effect"], [], 14
+    for number, claim in enumerate(plan["claims"]):
+        body.append(f'<text x="4" y="{y + 4}" font-weight="bold">{escape(claim["claim"])}</text>')
+        for one in (one for one in verdicts if one["claim"] == number):
+            y += ROW
+            middle, half = 100.0 * one["difference"], 100.0 * one["corrected_half_width"]
+            colour = COLOURS.get(one["verdict"], "#5f6368")
+            body.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{one["data"]}: {one["verdict"]}</text>')
+            ends = f'x1="{x(middle - half):.1f}" x2="{x(middle + half):.1f}" y1="{y}" y2="{y}"'
+            body.append(f'<line {ends} stroke="{colour}" stroke-width="2"/>')
+            body.append(f'<circle cx="{x(middle):.1f}" cy="{y}" r="3.5" fill="{colour}"/>')
+        y += ROW + 5
+    band = f'<rect x="{x(-smallest):.1f}" y="0" width="{x(smallest) - x(-smallest):.1f}" height="{y}" fill="#eee"/>'
+    zero = f'<line x1="{x(0.0):.1f}" x2="{x(0.0):.1f}" y1="0" y2="{y}" stroke="#999"/>'
+    ticks = "".join(
+        f'<text x="{x(at):.1f}" y="{y + 12}" text-anchor="middle">{signed(at, 0)}</text>'
+        for at in (-0.9 * reach, -smallest, 0.0, smallest, 0.9 * reach)
+    )
+    style = 'font-family="system-ui, sans-serif" font-size="11"'
+    box = f'viewBox="0 0 {WIDTH} {y + 18}" width="{WIDTH}" height="{y + 18}"'
+    back = f'<rect width="{WIDTH}" height="{y + 18}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>{back}{band}{zero}{"".join(body)}{ticks}</svg>\n'
