@@ -353,7 +353,8 @@ def entry(plan: Plan, cell: dict[str, Any], verdicts: list[dict[str, Any]], fold
     for one in verdicts:
         claim = plan.facts["claims"][one["claim"]]
         same = (one["world"], one["data"], one["untuned"]) == (cell["world"], cell["data"], False)
-        if same and claim["against"] == names[0]:
+        in_batch = "From('batch')" in plan.facts["arms"][claim["arm"]]  # without mined negatives, which few data have
+        if same and in_batch and claim["against"] == names[0]:
             middle, half = 100.0 * one["difference"], 100.0 * one["half_width"]
             numbers = {"difference": round(middle, 2), "low": round(middle - half, 2), "high": round(middle + half, 2)}
             arms.append({"arm": plain(cell["arms"][claim["arm"]]["text"]), **numbers, "verdict": one["verdict"]})

@@ -40,6 +40,8 @@ WORDS, DIM, STATIC_DIM = 40, 128, 64
 """Words of a text that are encoded, and widths of the vectors."""
 MOST_TESTED = 2048
 """Pairs of which an evaluation by retrieval is made."""
+FALSE_SHARES = (0.0, 0.3, 0.6)
+"""Shares of the mined negatives that are false, in the study of hardness."""
 NUM_MINED = 3
 """Mined negatives of each pair, the default of sentence-transformers' mine_hard_negatives."""
 
@@ -199,11 +201,29 @@ def write(name: str, encoders: Encoders, out: Path) -> None:
     for world, first, second in (("adapters", large, large), ("vectors", minilm, small)):
         own = {"negatives": second[other][mined], "negative_documents": documents[mined]}
         np.savez(out / f"{name}-{world}.npz", first=first[one], second=second[other], **shared, **own)
+    for share in FALSE_SHARES:  # for G2
+        second = small[other]
+        own = {"negatives": with_copies(second, mined, share), "negative_documents": documents[mined]}
+        own["negative_documents"] = np.where(copied(mined.shape, share), -1, own["negative_documents"])
+        np.savez(out / f"{name}-{round(100 * share)}-vectors.npz", first=minilm[one], second=second, **shared, **own)
     with (out / f"{name}-static.jsonl").open("w", encoding="utf-8") as file:
         for a, b in zip(firsts, seconds, strict=True):
             file.write(json.dumps({"first": a, "second": b}) + "\n")
     same = float(np.mean([np.mean(documents == number) for number in documents]))
     print(f"{name}: {len(firsts)} pairs, {int(shared['test'].sum())} for testing, {100 * same:.3f} % share a document")
+
+
+def copied(shape: tuple[int, ...], share: float) -> np.ndarray:
+    """Which mined negatives are replaced by copies of the positive."""
+    return np.random.default_rng(1).random(shape) < share
+
+
+def with_copies(second: np.ndarray, mined: np.ndarray, share: float) -> np.ndarray:
+    """Replace a share of the mined negatives by noisy copies of the positive, with a cosine of about 0.9."""
+    noise = np.random.default_rng(2).normal(size=(*mined.shape, second.shape[1]))
+    copies = second[:, None] + 0.48 * noise / np.linalg.norm(noise, axis=-1, keepdims=True)
+    copies = copies / np.linalg.norm(copies, axis=-1, keepdims=True)
+    return np.where(copied(mined.shape, share)[..., None], copies, second[mined]).astype(np.float32)
 
 
 def nearest(first: np.ndarray, second: np.ndarray, documents: np.ndarray, test: np.ndarray) -> np.ndarray:
