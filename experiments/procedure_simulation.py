@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("study")
     parser.add_argument("--data", type=Path, default=atlas.ROOT / "build" / "worlds")
     parser.add_argument("--runs", type=Path, default=atlas.ROOT / "runs" / "simulation")
-    parser.add_argument("--sets", nargs="+", default=["snli", "nfcorpus"])
+    parser.add_argument("--sets", nargs="+", default=["snli"])
     parser.add_argument("--cells", type=int, default=5, help="cells of the family; the sets are taken in turn")
     parser.add_argument("--times", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=OUT)
