@@ -3,6 +3,7 @@
     python experiments/atlas.py list                                 the studies, their runs, times and states
     python experiments/atlas.py power g3                             the differences that a plan can detect
     python experiments/atlas.py run g3 --data build/worlds           train, judge and write benchmarks/results/studies
+    python experiments/atlas.py judge g3                             judge the stored runs again
     python experiments/atlas.py pack --data build/worlds             write what hardneg advise reads
 
 A plan names worlds, data sets, arms, the joint grid of tuning, seeds, the smallest difference that matters and the
@@ -233,15 +234,19 @@ def differences(claim: dict[str, str], outcomes: dict[str, dict[str, Outcomes]])
 def judged(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Judge every claim in every cell by the rules of experiments/studies/README.md.
 
-    All differences of the tuned cells are one family (Holm); those of the untuned cells are another one.
+    All planned differences of the tuned cells are one family (Holm), also while some are missing, so that verdicts do
+    not become weaker as cells are added; those of the untuned cells are another family.
     """
     found = []
     smallest = plan.facts["smallest_effect"] / 100.0
     for untuned in (False, True):
         rows = [(cell, one) for cell in cells if cell["untuned"] == untuned for one in cell["differences"]]
         estimates = [MeanEstimate(**one[cell["metric"]]) for cell, one in rows]
+        planned = len(plan.facts["claims"]) * sum(cell[2] == untuned for cell in plan.cells())
         p_values = [one.p_value for one in estimates]
-        for (cell, one), estimate, p, level in zip(rows, estimates, holm(p_values), holm_levels(p_values), strict=True):
+        p_values += [1.0] * (planned - len(p_values))  # cells that are missing count as without an effect
+        tests = zip(holm(p_values), holm_levels(p_values), strict=True)
+        for (cell, one), estimate, (p, level) in zip(rows, estimates, tests, strict=False):
             claim = plan.facts["claims"][one["claim"]]
             half = estimate.half_width_at(level)
             verdict = (reaches if claim.get("kind") == "reaches" else exceeds)(estimate, half, smallest)
@@ -307,6 +312,14 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
             write_result(plan, commit, list(done.values()), cells)
     if failed is not None:
         raise failed
+
+
+def judge_again(plan: Plan) -> None:
+    """Judge the stored cells of a study again, without training."""
+    path = RESULTS / f"atlas_{plan.name}.json"
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts.pop("checksum", None)
+    write_json(path, facts | {"verdicts": judged(plan, facts["cells"])}, "run the study again")
 
 
 def write_result(plan: Plan, commit: str, cells: list[dict[str, Any]], wanted: list[Any]) -> None:
@@ -383,7 +396,7 @@ def show_list() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("list", "power", "run", "pack"))
+    parser.add_argument("action", choices=("list", "power", "run", "judge", "pack"))
     parser.add_argument("study", nargs="?", help="name of a plan in experiments/studies")
     parser.add_argument("--data", type=Path, default=ROOT / "build" / "worlds", help="folder of worlds.py")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs")
@@ -399,6 +412,8 @@ def main() -> None:
         plan = Plan.read(options.study or "")
         if options.action == "power":
             print(json.dumps(power(plan), indent=1))
+        elif options.action == "judge":
+            judge_again(plan)
         else:
             run(plan, options.data, options.out / plan.name, options.jobs, options.minutes, options.worlds)
     except HardnegError as error:
