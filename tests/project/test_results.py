@@ -41,7 +41,11 @@ def test_the_page_is_up_to_date(results: ModuleType) -> None:
 
 def test_every_study_has_its_request_and_its_arms_can_be_read() -> None:
     studies = {one["name"]: one for one in yaml.safe_load((STUDIES / "studies.yaml").read_text()) if "claims" in one}
-    assert set(studies) == {path.stem for path in STUDIES.glob("*.yaml")} - NO_REQUESTS
+    plans = {path.stem: yaml.safe_load(path.read_text()) for path in STUDIES.glob("g*.yaml")}
+    assert set(studies) == {path.stem for path in STUDIES.glob("*.yaml")} - NO_REQUESTS - set(plans)
+    for plan in plans.values():
+        assert all(parse_arm(arm).complete().batch_size > 0 for arm in plan["arms"].values())
+        assert all({one["arm"], one["against"]} <= set(plan["arms"]) for one in plan["claims"])
     for name, study in studies.items():
         arms = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())["arms"]
         for arm in arms:
