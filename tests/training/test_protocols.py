@@ -19,7 +19,8 @@ from hardneg.training.augmentation.views import parse_augment
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.data.items import Splits
 from hardneg.training.encoders import Encoder
-from hardneg.training.evaluation.embeddings import evaluate_embeddings
+from hardneg.training.evaluation import embeddings
+from hardneg.training.evaluation.embeddings import evaluate_embeddings, knn_predict
 from hardneg.training.evaluation.measures import BEFORE, nothing_learnt
 from hardneg.training.evaluation.protocols import ClassifierTraining, classified, initial_encoder, transfer
 from hardneg.training.loop.records import before_training
@@ -207,3 +208,12 @@ def test_protocols_on_the_command_line(trained: Path) -> None:
     assert "before training" in table
     for wrong in (["--protocol", "lora"], ["--statistics", "data"], ["--labels", "2"], ["--labels", "all"]):
         assert CliRunner().invoke(app, ["evaluate", str(trained), *wrong]).exit_code == 2
+
+
+def test_a_large_bank_is_searched_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, test = (torch.randn(n, 8, generator=generator) for n in (60, 25))
+    y = torch.arange(60) % 4
+    expected = knn_predict(x, y, test, k=7)
+    monkeypatch.setattr(embeddings, "MAX_SIMILARITIES", 180)  # three test rows at a time
+    assert torch.equal(knn_predict(x, y, test, k=7), expected)

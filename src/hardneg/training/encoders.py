@@ -186,7 +186,24 @@ def has_batch_statistics(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
-def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int = 512) -> Features:
+ROWS, VALUES = 512, 512 * 3 * 64 * 64
+"""Rows of a forward pass in evaluation mode, and numbers in their inputs, at most: 41 images of 224 x 224 pixels."""
+
+
+def rows_at_once(one: Any) -> int:
+    """Return how many rows are encoded at once, so that evaluation needs no more memory than training.
+
+    Args:
+        one: The encoder's inputs of one row.
+
+    Example:
+        >>> rows_at_once(torch.zeros(1, 3, 32, 32)), rows_at_once(torch.zeros(1, 3, 224, 224))
+        (512, 41)
+    """
+    return max(1, min(ROWS, VALUES // max(1, one.numel()))) if isinstance(one, Tensor) else ROWS
+
+
+def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch_size: int | None = None) -> Features:
     """Compute the features of all rows in evaluation mode, batch by batch.
 
     Args:
@@ -194,7 +211,7 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
         rows: Anything that can be sliced and moved: a uint8 tensor of images, positions of items.
         prepare: Turns a slice of rows into the encoder's inputs: ``Augment.plain`` for uint8 images, ``Items.plain``
             for positions.
-        batch_size: Rows per forward pass.
+        batch_size: Rows per forward pass; by default ``rows_at_once``.
 
     Returns:
         Features [n, d] as float32, on the device of ``rows`` if they are a tensor, else on the encoder's.
@@ -202,6 +219,7 @@ def embed(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], *, batch
     device, represent = device_of(encoder), features_of(encoder)
     home, parts = getattr(rows, "device", None), []
     with torch.inference_mode(), eval_mode(encoder):
+        batch_size = batch_size or rows_at_once(prepare(rows[:1].to(device)))
         for start in range(0, len(rows), batch_size):
             features = represent(prepare(rows[start : start + batch_size].to(device))).float()
             parts.append(features if home is None else features.to(home))
@@ -255,8 +273,8 @@ class Represent:
         Returns:
             Two tensors [min(n, most), d], with row i of both from the same item.
         """
-        pairs = []
-        for index in torch.arange(min(len(items), most), device=items.ids.device).split(256):  # type: ignore[no-untyped-call]
+        pairs, every = [], torch.arange(min(len(items), most), device=items.ids.device)
+        for index in torch.split(every, max(1, rows_at_once(items.plain(every[:1])) // 2)):
             pairs.append([self(view) for view in items.views_evaluated(index, self.epoch, self.seed)])
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second

@@ -21,6 +21,9 @@ from hardneg.io.embeddings import EmbeddingRows, Labels, check_split, pack_bits,
 from hardneg.training.evaluation.logistic import linear_predict, sklearn_predict
 from hardneg.training.evaluation.pairs import MAX_PAIRS, directions, similarity_histograms, uniformity
 
+MAX_SIMILARITIES = 1 << 26
+"""Similarities that kNN holds at once: 256 MiB."""
+
 PROBES = ("torch", "sklearn", "none")
 
 
@@ -101,7 +104,7 @@ def knn_predict(
         test_x: Features [m, d] to classify.
         k: Neighbours that vote; clipped to n.
         temperature: Temperature of the weights.
-        block: Test rows compared at once, to limit memory.
+        block: Test rows compared at once at most; fewer for a large bank, to limit memory.
 
     Returns:
         Labels [m].
@@ -120,7 +123,7 @@ def knn_predict(
         )
     bank, queries = directions(train_x), directions(test_x)
     classes, targets = torch.unique(train_y.to(bank.device), return_inverse=True)
-    k = min(k, len(bank))
+    k, block = min(k, len(bank)), max(1, min(block, MAX_SIMILARITIES // len(bank)))
     predicted = []
     for start in range(0, len(queries), block):
         similarity, nearest = (queries[start : start + block] @ bank.T).topk(k, dim=1)
