@@ -121,7 +121,7 @@ def _jitter_by_order(planes: Planes, factors: Annotated[Tensor, "4 b"], stage: A
     places = stage.new_tensor([[1], [4], [16], [64]])
     unchanged = (factors == factors.new_tensor([[1.0], [1.0], [1.0], [0.0]])).all(0)
     codes, size = (stage * places).sum(0), max(1, _CACHED_PIXELS // planes[0][0].numel())
-    for code in codes.unique().tolist():
+    for code in torch.unique(codes).tolist():
         rows = torch.nonzero((codes == code) & ~unchanged)[:, 0]
         if not len(rows):
             continue
