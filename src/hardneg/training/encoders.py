@@ -319,13 +319,8 @@ def perceptron(in_dim: int, out_dim: int, shape: HeadShape, features: int, by_ba
         by_batch: Whether the encoder has batch normalisation.
 
     Example:
-        >>> perceptron(8, 4, HeadShape(), features=8, by_batch=True)
-        Sequential(
-          (0): Linear(in_features=8, out_features=8, bias=False)
-          (1): BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
-          (2): ReLU(inplace=True)
-          (3): Linear(in_features=8, out_features=4, bias=True)
-        )
+        >>> [type(layer).__name__ for layer in perceptron(8, 4, HeadShape(), features=8, by_batch=True)]
+        ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']
     """
     norms: dict[str | None, Any] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
     norm = norms.get("batch" if shape.norm is None and by_batch else shape.norm)
