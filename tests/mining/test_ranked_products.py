@@ -61,7 +61,7 @@ class Case:
     temperature: float = 1.0
     draw: str = "top"
     seed: int = 0
-    search: dict[str, int] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
     judged: set[tuple[int, int]] = field(default_factory=set)  # pairs of ids that are no negatives
 
     def __repr__(self) -> str:
@@ -118,6 +118,7 @@ def make_case(seed: int, of_files: bool = False) -> Case:
         random.choice([1.0, 0.5]),
         search=random.choice([{}, {}, {"query_block": 5}, {"shards": 3}, {"corpus_block": 64, "query_block": 7}]),
     )
+    case.search = {**case.search, "precision": ("auto", "bfloat16")[seed % 2]}
     case.judged = {(int(random.choice(own)), int(ids[random.randrange(DOCUMENTS)])) for _ in range(400)}
     if random.random() < 0.5:  # masks that remove most documents, so that windows are filled late
         case.near_positive = random.choice([None, 0.1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pytest
@@ -216,7 +216,10 @@ def test_no_queries_have_no_negatives() -> None:
 @pytest.mark.parametrize(
     "text", ["BelowPositive(0.3)", "BelowPositive(absolute=0.2) * Tilt(2.0) * BelowPositive(0.1) * Rank(2, 9)"]
 )
-def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_margin_cuts_off_while_searching(
+    text: str, precision: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most queries have more documents above the margin than a list is long: the corpus is read once all the same."""
     random = torch.Generator().manual_seed(0)
     corpus = torch.randn(900, 6, generator=random)
@@ -230,7 +233,8 @@ def test_a_margin_cuts_off_while_searching(text: str, monkeypatch: pytest.Monkey
 
     def mined() -> Mined:
         keys = hn.Keys(queries), hn.Keys(corpus)
-        return hn.mine(*keys, positives, text, k=3, search=Search(shards=4, query_block=7))
+        search = Search(shards=4, query_block=7, precision=precision)
+        return hn.mine(*keys, positives, text, k=3, search=search)
 
     monkeypatch.setattr(DocumentBlock, "of", classmethod(of))
     fast = mined()

@@ -7,21 +7,25 @@ import torch
 from torch import Tensor
 
 from hardneg.core.types import NEVER
-from hardneg.search.exact import DocumentBlock, RunningNearest, pair_similarity
+from hardneg.search.exact import DocumentBlock, RunningNearest, largest_of_groups, pair_similarity
 from hardneg.search.nearest import Corpus, Nearest
 
 Pairs = tuple[Tensor, Tensor]
 NONE: Pairs = (torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
 
 
+SCREENS = ("float32", "bfloat16", "groups")
+"""Products in float32, products in bfloat16, and the largest products of groups in bfloat16, as on a GPU."""
+
+
 def search(
-    queries: Tensor, corpus: Tensor, size: int, block: int, excluded: Pairs = NONE, *, bfloat16: bool = False,
+    queries: Tensor, corpus: Tensor, size: int, block: int, excluded: Pairs = NONE, *, screen: str = "float32",
     cosine: bool = False,
 ) -> Nearest:  # fmt: skip
     rows = Corpus(corpus, corpus.device, block, queries.dtype, cosine)
-    running = RunningNearest(rows, queries, size, excluded)
+    running = RunningNearest(rows, queries, size, excluded, largest=largest_of_groups if screen == "groups" else None)
     for low, high in rows.blocks():
-        running.add(DocumentBlock.of(rows, low, high, bfloat16=bfloat16))
+        running.add(DocumentBlock.of(rows, low, high, bfloat16=screen != "float32"))
     return running.found()
 
 
@@ -44,10 +48,10 @@ def near_ties(rows: int, dim: int, seed: int) -> Tensor:
     return chosen * (1 + torch.randint(-1, 2, (rows, dim), generator=random) * 2.0**-23)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("cosine", [False, True])
 @pytest.mark.parametrize("dim", [5, 64])
-def test_near_ties_are_ordered_as_in_float64(dim: int, cosine: bool, bfloat16: bool) -> None:
+def test_near_ties_are_ordered_as_in_float64(dim: int, cosine: bool, screen: str) -> None:
     queries, corpus = torch.randn(33, dim, generator=torch.Generator().manual_seed(1)), near_ties(700, dim, 2)
     random = torch.Generator().manual_seed(3)
     excluded = torch.arange(33).repeat(2), torch.randint(0, 700, (66,), generator=random)
@@ -55,13 +59,13 @@ def test_near_ties_are_ordered_as_in_float64(dim: int, cosine: bool, bfloat16: b
     plain = (queries @ corpus.T).sort(dim=1, descending=True, stable=True).indices[:, :9]
     assert not torch.equal(plain, brute_force(queries, corpus, 9).rows)  # float32 alone gets it wrong
     for block in (48, 100, 700):
-        found = search(queries, corpus, 9, block, excluded, bfloat16=bfloat16, cosine=cosine)
+        found = search(queries, corpus, 9, block, excluded, screen=screen, cosine=cosine)
         assert torch.equal(found.rows, right.rows), block
         assert torch.equal(found.key, right.key)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_adversarial_rounding(bfloat16: bool) -> None:
+@pytest.mark.parametrize("screen", SCREENS)
+def test_adversarial_rounding(screen: str) -> None:
     """The nearest in float64 look farther than hundreds of others once they are rounded to bfloat16."""
     queries = torch.ones(3, 8)
     far = torch.full((400, 8), 1.0 + 2.0**-8 + 2.0**-12)  # rounds up by nearly half a digit
@@ -71,7 +75,7 @@ def test_adversarial_rounding(bfloat16: bool) -> None:
     exact, rounded = corpus.double().sum(1), corpus.bfloat16().double().sum(1)
     assert exact[400:].min() > exact[:400].max()
     assert rounded[400:].max() < rounded[:400].min()
-    found = search(queries, corpus, 10, 64, bfloat16=bfloat16)
+    found = search(queries, corpus, 10, 64, screen=screen)
     assert found.rows.tolist() == [list(range(400, 410))] * 3
 
 
@@ -89,8 +93,8 @@ def test_low_precision_products_of_torch_change_nothing() -> None:
 def test_lists_longer_than_the_corpus_and_rows_left_short() -> None:
     queries, corpus = torch.eye(4)[:2], torch.eye(4)
     excluded = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 3])
-    for bfloat16 in (False, True):
-        found = search(queries, corpus, 9, 3, excluded, bfloat16=bfloat16)
+    for screen in SCREENS:
+        found = search(queries, corpus, 9, 3, excluded, screen=screen)
         assert found.rows.tolist() == [[3, -1, -1, -1], [1, 0, 2, -1]]
         assert found.key[0].tolist() == [0.0, NEVER, NEVER, NEVER]
 
@@ -114,13 +118,24 @@ def test_equal_scores_come_by_row_in_any_blocks() -> None:
         assert found.rows.tolist() == [list(range(400, 419)), list(range(19))]
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_the_nearest_may_all_lie_in_one_group(bfloat16: bool) -> None:
+@pytest.mark.parametrize("screen", SCREENS)
+def test_the_nearest_may_all_lie_in_one_group(screen: str) -> None:
     """The screen bounds the last of a list by the largest of groups of columns, and of groups of these."""
     random = torch.Generator().manual_seed(0)
     queries, corpus = torch.randn(4, 16, generator=random), torch.randn(8192, 16, generator=random)
     corpus[5::512] = 3 * queries[:1] + 0.01 * torch.randn(16, 16, generator=random)  # every 512th column
     corpus[7::32] = 2 * queries[1:2] + 0.01 * torch.randn(256, 16, generator=random)
-    found, right = search(queries, corpus, 2, 8192, bfloat16=bfloat16), brute_force(queries, corpus, 2)
+    found, right = search(queries, corpus, 2, 8192, screen=screen), brute_force(queries, corpus, 2)
     assert torch.equal(found.rows, right.rows)
     assert set(found.rows[0].tolist()) <= set(range(5, 8192, 512))
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("scale", [1.0, 1e-37, 1e-39])
+def test_vectors_too_close_or_too_small_to_screen_in_bfloat16(scale: float, screen: str) -> None:
+    """Hundreds of candidates differ by less than the rounding, and processors take tiny bfloat16 numbers as zero."""
+    random = torch.Generator().manual_seed(0)
+    queries, corpus = torch.randn(9, 8, generator=random) * scale, 1 + 1e-4 * torch.randn(900, 8, generator=random)
+    found, right = search(queries, corpus * 2.0**40, 4, 300, screen=screen), brute_force(queries, corpus * 2.0**40, 4)
+    assert torch.equal(found.rows, right.rows)
+    assert torch.equal(found.key, right.key)

@@ -135,18 +135,25 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
 
 
 def scaled(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
-    """Divide rows by a power of two so that the largest number of each is near 1; float32 or wider.
-
-    The power is computed from the bits of the largest number, which takes fewer operations than a logarithm.
-    """
+    """Divide rows by a power of two so that the largest number of each is near 1; float32 or wider."""
     wide = widened(vectors)
     if not wide.numel():  # torch.compile cannot reduce an empty tensor
         return wide
+    return wide / power_of_two(wide)
+
+
+def power_of_two(wide: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* 1"]:
+    """Return the power of two below the largest number of each row; infinity for a zero row.
+
+    It is computed from the bits of the largest number, which takes fewer operations than a logarithm.
+
+    Args:
+        wide: Vectors in float32 or float64, [..., d], not empty.
+    """
     whole, exponent, lowest = _bits[wide.dtype]
     bits = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True).view(whole)
     # Clearing the mantissa rounds down to a power of two. bits - 1 makes that of 0 infinite: no gradient for zero rows.
-    power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
-    return wide / power
+    return ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
 
 
 def is_zero(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "*"]:

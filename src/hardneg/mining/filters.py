@@ -20,6 +20,7 @@ from hardneg.mining.corpus_scores import CorpusScorer, ModelVectors
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
 from hardneg.search.draws import gumbel_keys
+from hardneg.search.nearest import Weigh
 
 CorpusPart = tuple[int, int]
 """First row and end of a part of the corpus."""
@@ -69,7 +70,7 @@ def bounds_of(
     return find_bounds(factors, [CorpusRows(scorer, query, part or (0, 0))])[0]
 
 
-class Filters:
+class Filters(Weigh):
     """Near-duplicates of positives and some factors, removed from blocks of similarities during a search.
 
     The remaining candidates are ordered by similarity or, with ``uniforms``, by their Gumbel-max keys.
@@ -142,7 +143,7 @@ class Filters:
         return log_w, left
 
 
-class Ceilings:
+class Ceilings(Weigh):
     """Factors that only remove candidates above a score, applied during a search.
 
     For a query without such scores in a block, only its largest score is computed. The factors see the
@@ -164,7 +165,7 @@ class Ceilings:
         for form in forms:
             ceiling = form.ceiling(lowest)
             above.append(above[-1] if ceiling is None else torch.minimum(above[-1], ceiling))
-        self.ceilings = above[1:]
+        self.ceilings, self.ceiling = above[1:], above[-1]
         pairs = torch.unique(torch.stack(scorer.excluded.of(query)), dim=1)
         self.place, self.row = pairs[0], pairs[1]
         self.seen = torch.zeros(len(query), 2 + len(forms), dtype=torch.long, device=scorer.device)
@@ -173,8 +174,7 @@ class Ceilings:
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
         """Return the scores, masked above the ceilings in place, and count the steps in ``seen``."""
-        banned = torch.bincount(self.place[(self.row >= low) & (self.row < high)], minlength=len(similarity))
-        self.seen += (high - low) - banned[:, None]
+        self._count_all(low, high)
         least = self.ceilings[-1]
         some = (similarity.amax(1, keepdim=True) > least)[:, 0].nonzero()[:, 0]
         if len(some):
@@ -183,3 +183,13 @@ class Ceilings:
             self.seen[some, 2:] -= torch.stack(removed, 1)
             similarity[some] = part.masked_fill(part > (least + slack)[some], NEVER)
         return similarity
+
+    def count(self, place: Annotated[Tensor, "p"], similarity: Annotated[Tensor, "p"], low: int, high: int) -> None:
+        """Count the steps of a block in ``seen``, given all similarities above the lowest ceiling."""
+        self._count_all(low, high)
+        for step, ceiling in enumerate(self.ceilings, start=2):
+            self.seen[:, step] -= torch.bincount(place[similarity > ceiling[place, 0]], minlength=len(self.seen))
+
+    def _count_all(self, low: int, high: int) -> None:
+        banned = torch.bincount(self.place[(self.row >= low) & (self.row < high)], minlength=len(self.seen))
+        self.seen += (high - low) - banned[:, None]

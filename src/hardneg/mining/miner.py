@@ -32,9 +32,10 @@ from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
-from hardneg.search.exact import DocumentBlock, runs_in_triton
+from hardneg.search.exact import DocumentBlock, bfloat16_is_fast, runs_in_triton
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents of the sample in needs_filters
+_worth_rounding = 1 << 30  # multiplications on a CPU from which products in bfloat16 may save time
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +167,10 @@ class Miner:
         """True if bfloat16 products screen the candidates; the result is the same."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
-        return self.scorer.device.type == "cuda" and runs_in_triton(self.scorer.device)
+        if self.scorer.device.type != "cpu":
+            return self.scorer.device.type == "cuda" and runs_in_triton(self.scorer.device)
+        products = len(self.scorer.queries) * len(self.scorer.corpus) * self.scorer.queries.dim
+        return products > _worth_rounding and bfloat16_is_fast()
 
     @property
     def short_rows(self) -> bool:
@@ -185,7 +189,7 @@ class Miner:
         attempts = list(finder.attempts(False))
         if finder.applies_all_factors or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
             return False
-        if finder.ceilings() is not None and not self.bfloat16:
+        if finder.ceilings() is not None and (not self.bfloat16 or self.scorer.device.type == "cpu"):
             return True  # ceilings cost nothing, and the corpus is read only once
         query = torch.arange(min(_pilot, len(self.scorer.queries)), device=self.scorer.device)
         low, high = 0, min(_pilot_rows, len(corpus))

@@ -70,7 +70,7 @@ class Search:
         shards: Parts of the corpus that are searched one by one and merged, with the same
             negatives; 0 makes them last about a quarter of a minute each.
         precision: Precision of the products that screen candidates: ``"float32"``, ``"bfloat16"``,
-            or ``"auto"``, bfloat16 where tensor cores support it; the same negatives.
+            or ``"auto"``, bfloat16 where the GPU or the CPU is faster with it; the same negatives.
         fusion: Order in which ``draw="top"`` takes the candidates of several retrievers: ``"rrf"``,
             reciprocal-rank fusion, or ``"similarity"``.
         quotas: Number of negatives of each retriever instead: ``(("bm25", 2), ("embedding", 3))``.

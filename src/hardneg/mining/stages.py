@@ -238,10 +238,10 @@ class Stages:
         return piece
 
     def _documents(self, stage: Stage, shard: int) -> list[tuple[int, int]]:
-        """Return the blocks of a shard: larger ones where the kernel writes one number per group of documents."""
+        """Return the blocks of a shard: larger ones in bfloat16, or if a kernel writes one number per group."""
         low, high = self.finder.shards[shard]
         by_groups = self.miner.bfloat16 and runs_in_triton(self.scorer.device) and not stage.filtered
-        step = self.corpus.block * (GROUP if by_groups else 1)
+        step = self.corpus.block * (GROUP if by_groups else 2 if self.miner.bfloat16 else 1)
         return [(one, min(one + step, high)) for one in range(low, high, step)]
 
     def _chosen(self, stage: Stage, block: int) -> PieceArrays:

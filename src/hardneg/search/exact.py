@@ -5,29 +5,103 @@ its rounding error, is computed again by itself, in float64 and always in the sa
 So the result is the same for any shape of the blocks, in float32, TF32 or bfloat16, on a CPU or a GPU.
 
 ``RunningNearest`` holds the lists of a block of queries and is fed one ``DocumentBlock`` after the other by mining;
-``pair_similarity`` computes the float64 similarity that decides.
+``ExactRows`` and ``pair_similarity`` compute the float64 similarity that decides.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from hardneg.core.errors import NotFinite
-from hardneg.core.tensors import scaled
+from hardneg.core.tensors import power_of_two
 from hardneg.core.tiles import NEVER
 from hardneg.search.nearest import Corpus, Excluded, Nearest, Weigh, merged
-from hardneg.search.topk import top_of_rows
+from hardneg.search.topk import not_below, nth_largest
 
+LargestOfGroups = Callable[[Tensor, Tensor, int], Tensor]
+"""(rows [b, d], columns [n, d], size of a group) -> the largest product of each row within each group [b, w]."""
 GROUP = 16
-"""Number of columns of which the bfloat16 screen keeps the largest product."""
+"""Number of columns of which the screens keep the largest product."""
 _MAX_GATHERED = 1 << 24
 """Numbers in gathered vectors that are held at a time."""
+_MAX_CACHED = 1 << 17
+"""The same on a CPU, in whose caches they should stay."""
+_PAIRS_PER_EXACT = 64
+"""A similarity in float64 takes about the time of this many products in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactRows:
+    """Vectors whose similarities are computed pair by pair in float64.
+
+    Attributes:
+        vectors: Vectors [m, d].
+        power: Power of two by which each row is divided for the cosine [m]; None for dot products.
+        squares: Square of the norm of each row, divided by its power [m]; None for dot products.
+    """
+
+    vectors: Annotated[Tensor, "m d"]
+    power: Annotated[Tensor, "m"] | None = None
+    squares: Annotated[Tensor, "m"] | None = None
+
+    @classmethod
+    def of(cls, vectors: Annotated[Tensor, "m d"], *, cosine: bool) -> ExactRows:
+        """Prepare vectors for dot products or cosines."""
+        if not cosine or not vectors.numel():
+            return cls(vectors)
+        parts = []
+        for some in torch.split(vectors, _rows_at_once(vectors)):
+            wide = some.double()
+            power = power_of_two(wide)
+            near_one = wide / power
+            parts.append((power[:, 0], _folded(near_one * near_one)))
+        power, squares = (torch.cat(each) for each in zip(*parts, strict=True))
+        return cls(vectors, power, squares)
+
+    def similarity(
+        self, rows: Annotated[Tensor, "p"], other: ExactRows, columns: Annotated[Tensor, "p"]
+    ) -> Annotated[Tensor, "p"]:
+        """Compute the similarity of pairs of rows in float64.
+
+        The result of a pair does not depend on the other pairs.
+
+        Args:
+            rows: Rows of these vectors [p]; all of them are held in float64.
+            other: The other vectors, of which only those rows are converted.
+            columns: Rows of the other vectors [p].
+        """
+        at_once = _rows_at_once(self.vectors)
+        found = [self.vectors.new_zeros(0, dtype=torch.float64)]
+        for some, its in zip(torch.split(rows, at_once), torch.split(columns, at_once), strict=True):
+            second = other._unscaled(other.vectors.index_select(0, its), its)
+            found.append(_folded(self._wide.index_select(0, some).mul_(second)))
+        product = torch.cat(found)
+        if self.squares is None or other.squares is None or self.power is None or other.power is None:
+            return product
+        if self.vectors.dtype != torch.float64:
+            product = product / self.power[rows]
+        if other.vectors.dtype != torch.float64:
+            product = product / other.power[columns]
+        squares = self.squares[rows] * other.squares[columns]
+        return product / torch.where(squares > 0, squares, 1.0).sqrt()
+
+    @cached_property
+    def _wide(self) -> Annotated[Tensor, "m d"]:
+        return self._unscaled(self.vectors, slice(None))
+
+    def _unscaled(self, vectors: Tensor, index: Tensor | slice) -> Tensor:
+        """Return these rows in float64, in which products of narrower types can neither overflow nor lose digits."""
+        wide = vectors.double()
+        return wide / self.power[index, None] if self.power is not None and vectors.dtype == torch.float64 else wide
 
 
 def pair_similarity(
@@ -50,17 +124,17 @@ def pair_similarity(
         >>> pair_similarity(rows, rows).tolist(), pair_similarity(rows, rows, cosine=True).tolist()
         ([25.0, 0.0], [1.0, 0.0])
     """
-    at_once = max(1, _MAX_GATHERED // max(first.shape[1], 1))
-    pieces = zip(torch.split(first, at_once), torch.split(second, at_once), strict=True)
-    return torch.cat([_pair_similarity(a, b, cosine) for a, b in pieces]) if len(first) else first.new_zeros(0).double()
+    at_once = _rows_at_once(first)
+    found = [first.new_zeros(0, dtype=torch.float64)]
+    for a, b in zip(torch.split(first, at_once), torch.split(second, at_once), strict=True):
+        rows = torch.arange(len(a), device=a.device)
+        found.append(ExactRows.of(a, cosine=cosine).similarity(rows, ExactRows.of(b, cosine=cosine), rows))
+    return torch.cat(found)
 
 
-def _pair_similarity(first: Tensor, second: Tensor, cosine: bool) -> Tensor:
-    if not cosine:
-        return _folded(first.double() * second.double())
-    a, b = scaled(first.double()), scaled(second.double())
-    squares = _folded(a * a) * _folded(b * b)
-    return _folded(a * b) / torch.where(squares > 0, squares, 1.0).sqrt()
+def _rows_at_once(vectors: Annotated[Tensor, "m d"]) -> int:
+    numbers = _MAX_CACHED if vectors.device.type == "cpu" else _MAX_GATHERED
+    return max(1, numbers // max(vectors.shape[1], 1))
 
 
 def _folded(products: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m"]:
@@ -82,6 +156,7 @@ class DocumentBlock:
         vectors: Vectors as they are compared.
         norm: Largest norm.
         least: Smallest norm.
+        cosine: Whether the cosine is the similarity.
         rounded: Vectors in bfloat16.
         residual: Largest norm of the rounding error of ``rounded``.
     """
@@ -91,8 +166,14 @@ class DocumentBlock:
     vectors: Annotated[Tensor, "m d"]
     norm: float
     least: float
+    cosine: bool = False
     rounded: Annotated[Tensor, "m d"] | None = None
     residual: float = 0.0
+
+    @cached_property
+    def exact(self) -> ExactRows:
+        """The vectors as they are stored, for similarities in float64."""
+        return ExactRows.of(self.raw, cosine=self.cosine)
 
     @classmethod
     def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> DocumentBlock:
@@ -102,9 +183,9 @@ class DocumentBlock:
         norms = _norm(vectors)
         sizes = float(norms.max()), float(norms.min())
         if not bfloat16:
-            return cls(low, raw, vectors, *sizes)
-        rounded = vectors.bfloat16()
-        return cls(low, raw, vectors, *sizes, rounded, float(_norm(vectors - rounded).max()))
+            return cls(low, raw, vectors, *sizes, corpus.cosine)
+        rounded, residual = _rounded(vectors)
+        return cls(low, raw, vectors, *sizes, corpus.cosine, rounded, float(residual.max()))
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -140,13 +221,27 @@ def runs_in_triton(device: torch.device) -> bool:
     return can_run(device)
 
 
-def largest_on(device: torch.device) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Return the fastest implementation of ``largest_of_groups`` for this device."""
+def largest_on(device: torch.device) -> LargestOfGroups | None:
+    """Return the fastest implementation of ``largest_of_groups`` for a GPU; None for a CPU, which stores products."""
     if not runs_in_triton(device):
-        return largest_of_groups
+        return None if device.type == "cpu" else largest_of_groups
     from hardneg.search.triton_groups import largest_of_groups as largest_in_triton
 
     return largest_in_triton
+
+
+@lru_cache
+def bfloat16_is_fast() -> bool:
+    """True if products of bfloat16 take at most half the time of float32 on this CPU, which is measured once."""
+    seconds = []
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = torch.ones(256, 128, dtype=dtype)
+        begun = [time.perf_counter()]
+        for _ in range(4):
+            torch.mm(rows, rows.T)
+            begun.append(time.perf_counter())
+        seconds.append(min(after - before for before, after in pairwise(begun)))
+    return 2 * seconds[0] < seconds[1]
 
 
 def rounding_of_products(dim: int, dtype: torch.dtype, norm: Tensor, other: float) -> Tensor:
@@ -179,7 +274,8 @@ class RunningNearest:
         excluded: (query, row) pairs to skip.
         weigh: Removes candidates or, with keys of its own (``weigh.drawn``), orders them; its keys are used as they
             are.
-        largest: Implementation of ``largest_of_groups``, in bfloat16 or with float32 sums.
+        largest: Implementation of ``largest_of_groups``, in bfloat16 or with float32 sums, to screen by groups of
+            documents. Without it, products are stored.
     """
 
     def __init__(
@@ -189,7 +285,7 @@ class RunningNearest:
         size: int,
         excluded: Excluded,
         weigh: Weigh | None = None,
-        largest: Callable[[Tensor, Tensor, int], Tensor] = largest_of_groups,
+        largest: LargestOfGroups | None = None,
     ) -> None:
         self.corpus, self.excluded, self.weigh, self.largest = corpus, excluded, weigh, largest
         self.raw = queries.to(corpus.device)
@@ -201,8 +297,18 @@ class RunningNearest:
         shape = len(queries), self.size
         never = torch.full(shape, NEVER, dtype=torch.float64, device=corpus.device)
         self.best = Nearest(never, torch.full(shape, -1, device=corpus.device), never)
-        self._rounded: Tensor | None = None
-        self._lost, self._banned = self.norm, 0
+        self._banned = int(torch.bincount(excluded[0]).max()) if largest is not None and len(excluded[0]) else 0
+        self._too_close = False
+
+    @cached_property
+    def _exact(self) -> ExactRows:
+        """The queries as they were given, for similarities in float64."""
+        return ExactRows.of(self.raw, cosine=self.corpus.cosine)
+
+    @cached_property
+    def _rounded(self) -> tuple[Tensor, Tensor]:
+        """The queries in bfloat16, and the norms of their rounding errors."""
+        return _rounded(self.queries)
 
     def add(self, documents: DocumentBlock) -> None:
         """Merge a block of documents into the lists.
@@ -213,16 +319,10 @@ class RunningNearest:
         if documents.norm * self._longest > torch.finfo(self.corpus.dtype).max / 2:
             fix = "use the cosine, shorter vectors, or float64"
             raise NotFinite("mine", f"products within the range of {self.corpus.dtype}", "larger ones", fix)
-        if documents.rounded is not None and self.weigh is None:
-            place, column = self._screened_by_groups(documents, documents.rounded)
-            key = None
-        else:
-            place, column, key = self._screened(documents)
-        if not len(place):
-            return
-        if key is None or not self.drawn:
-            key = self._similarity(documents, place, column)
-        self._extend(place, column + documents.low, key)
+        if documents.rounded is not None and self.weigh is None and self.largest is not None:
+            self._add_by_groups(documents, documents.rounded, self.largest)
+        elif documents.rounded is None or not self._add_rounded(documents, documents.rounded):
+            self._add_screened(documents)
 
     def found(self) -> Nearest:
         """Return the lists; if they are ordered by other keys, the plain similarities are added."""
@@ -234,55 +334,57 @@ class RunningNearest:
         similarity[place, column] = pair_similarity(self.raw[place], rows, cosine=self.corpus.cosine)
         return Nearest(self.best.key, self.best.rows, similarity)
 
-    def _similarity(self, documents: DocumentBlock, place: Tensor, column: Tensor) -> Tensor:
-        found, at_once = [], max(1, _MAX_GATHERED // max(self.raw.shape[1], 1))
-        for some, its in zip(torch.split(place, at_once), torch.split(column, at_once), strict=True):
-            rows = documents.raw[its.to(documents.raw.device)].to(self.corpus.device)
-            found.append(pair_similarity(self.raw[some], rows, cosine=self.corpus.cosine))
-        return torch.cat(found)
+    def _add_rounded(self, documents: DocumentBlock, rounded: Annotated[Tensor, "m d"]) -> bool:
+        """Merge a block that is screened by products in bfloat16.
 
-    def _slack(self, documents: DocumentBlock) -> Annotated[Tensor, "b 1"]:
-        """Bound the difference between a product and the similarity in float64, unit vectors included."""
-        return rounding_of_products(self.queries.shape[1], self.corpus.dtype, self.norm, documents.norm)
+        Returns:
+            False, and nothing has changed, if too many candidates are left to compute in float64, or if the weights
+            need all products in float32.
+        """
+        ceiling = None if self.weigh is None else self.weigh.ceiling
+        if self._too_close or (self.weigh is not None and ceiling is None):
+            return False
+        low, high = documents.low, documents.low + len(documents)
+        slack, most = self._wide_slack(documents), len(self.queries) * len(documents) // _PAIRS_PER_EXACT
+        products = torch.mm(self._rounded[0], rounded.T)
+        self.corpus.exclude(products, self.excluded, low, high)
+        above, similarity = self.queries.new_zeros(0).long(), self.queries.new_zeros(0)
+        if ceiling is not None:
+            above, column = not_below(products, _threshold(ceiling - slack, products.dtype))
+            self._too_close = len(above) > most
+            if self._too_close:
+                return False
+            similarity = self._similarity(documents, above, column)
+            removed = similarity > (ceiling + self._slack(documents))[above, 0]
+            products[above[removed], column[removed]] = NEVER
+        place, column = not_below(products, _threshold(self._least(products, slack) - slack, products.dtype))
+        self._too_close = len(place) > max(most, 4 * self.size * len(products))
+        if self._too_close:
+            return False
+        if self.weigh is not None:
+            self.weigh.count(above, similarity, low, high)
+        self._extend(documents, place, column, self._similarity(documents, place, column))
+        return True
 
-    def _screened(self, documents: DocumentBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Return places and columns that may be among the nearest, and their keys."""
+    def _add_screened(self, documents: DocumentBlock) -> None:
+        """Merge a block that is screened by products in the precision of the corpus."""
         low, high = documents.low, documents.low + len(documents)
         slack = self._slack(documents)
         similarity = torch.mm(self.queries, documents.vectors.T)
         self.corpus.exclude(similarity, self.excluded, low, high)
         key = similarity if self.weigh is None else self.weigh(similarity, low, high, slack)
         slack = torch.zeros_like(slack) if self.drawn else slack
-        least = _threshold(self._least(key, slack) - slack, key.dtype)
-        some = (key.amax(1, keepdim=True) >= least)[:, 0].nonzero()[:, 0]
-        if len(some) < len(key):
-            key, least = key[some], least[some]
-        place, column = (key >= least).nonzero().unbind(1)
-        return some[place], column, key[place, column].double()
+        place, column = not_below(key, _threshold(self._least(key, slack) - slack, key.dtype))
+        drawn = key[place, column].double() if self.drawn else self._similarity(documents, place, column)
+        self._extend(documents, place, column, drawn)
 
-    def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor, others: int = 0) -> Annotated[Tensor, "b 1"]:
-        """Return a lower bound of the last key of each list; at most ``others`` of the keys are not candidates."""
-        least = self.best.key[:, -1:].clone()
-        short = (least[:, 0] == NEVER).nonzero()[:, 0]
-        size = self.size + others
-        if len(short) and key.shape[1] >= size:
-            part = _coarser(key if len(short) == len(key) else key[short], size)
-            last = top_of_rows(part, size, ties=False)[0][:, -1:]
-            least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
-        return least
-
-    def _screened_by_groups(self, documents: DocumentBlock, rounded: Tensor) -> tuple[Tensor, Tensor]:
-        """Screen in bfloat16: find groups whose largest may be among the nearest, then compute them in float32."""
-        if self._rounded is None:
-            self._rounded = self.queries.bfloat16()
-            self._lost = _norm(self.queries - self._rounded)
-            self._banned = int(torch.bincount(self.excluded[0]).max()) if len(self.excluded[0]) else 0
-        slack = self._slack(documents)
-        wide = slack + self._lost * (documents.norm + documents.residual) + self.norm * documents.residual
-        largest = self.largest(self._rounded, rounded, GROUP)
+    def _add_by_groups(self, documents: DocumentBlock, rounded: Tensor, largest_of: LargestOfGroups) -> None:
+        """Merge a block of which only the largest products of groups are known, in bfloat16."""
+        slack, wide = self._slack(documents), self._wide_slack(documents)
+        largest = largest_of(self._rounded[0], rounded, GROUP)
         width = largest.shape[1]
         least = self._least(largest, wide, self._banned)
-        place, group = (largest >= _threshold(least - wide, largest.dtype)).nonzero().unbind(1)
+        place, group = not_below(largest, _threshold(least - wide, largest.dtype))
         places, columns = [], []
         step = max(1, _MAX_GATHERED * 16 // (GROUP * self.queries.shape[1]))
         for some, its in zip(torch.split(place, step), torch.split(group, step), strict=True):
@@ -296,31 +398,57 @@ class RunningNearest:
         place, column = torch.cat(places), torch.cat(columns)
         n = len(self.corpus)
         met = ~torch.isin(place * n + column + documents.low, self.excluded[0] * n + self.excluded[1])
-        return place[met], column[met]
+        order = (place * n + column)[met].argsort()
+        place, column = place[met][order], column[met][order]
+        self._extend(documents, place, column, self._similarity(documents, place, column))
 
-    def _extend(self, place: Annotated[Tensor, "m"], rows: Annotated[Tensor, "m"], key: Annotated[Tensor, "m"]) -> None:
-        """Merge these pairs into the lists."""
-        order = rows.argsort(stable=True)
-        order = order[key[order].argsort(descending=True, stable=True)]
-        order = order[place[order].argsort(stable=True)]
-        place, rows, key = place[order], rows[order], key[order]
-        some, count = torch.unique_consecutive(place, return_counts=True)
-        first = count.cumsum(0) - count
-        rank = torch.arange(len(place), device=place.device) - first.repeat_interleave(count)
-        kept = rank < self.size
-        line = torch.arange(len(some), device=place.device).repeat_interleave(count)[kept]
-        shape = len(some), min(self.size, int(count.max()))
+    def _slack(self, documents: DocumentBlock) -> Annotated[Tensor, "b 1"]:
+        """Bound the difference between a product and the similarity in float64, unit vectors included."""
+        return rounding_of_products(self.queries.shape[1], self.corpus.dtype, self.norm, documents.norm)
+
+    def _wide_slack(self, documents: DocumentBlock) -> Annotated[Tensor, "b 1"]:
+        """Bound the difference between a product of rounded vectors, summed in float32, and the similarity."""
+        sums = rounding_of_products(self.queries.shape[1], torch.float32, self.norm, documents.norm)
+        return sums + self._rounded[1] * (documents.norm + documents.residual) + self.norm * documents.residual
+
+    def _least(self, key: Annotated[Tensor, "b m"], slack: Tensor, others: int = 0) -> Annotated[Tensor, "b 1"]:
+        """Return a lower bound of the last key of each list; at most ``others`` of the keys are not candidates."""
+        least = self.best.key[:, -1:].clone()
+        short = (least[:, 0] == NEVER).nonzero()[:, 0]
+        size = self.size + others
+        if len(short) and key.shape[1] >= size:
+            last = nth_largest(_coarser(key if len(short) == len(key) else key[short], size), size)
+            least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
+        return least
+
+    def _similarity(self, documents: DocumentBlock, place: Tensor, column: Tensor) -> Annotated[Tensor, "m"]:
+        return self._exact.similarity(place, documents.exact, column)
+
+    def _extend(
+        self, documents: DocumentBlock, place: Annotated[Tensor, "m"], column: Annotated[Tensor, "m"], key: Tensor
+    ) -> None:
+        """Merge pairs into the lists; they are sorted by place, and those of a place by column."""
+        if not len(place):
+            return
+        count = torch.bincount(place, minlength=len(self.queries))
+        rank = torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place]
+        shape = len(count), int(count.max())
         keys = torch.full(shape, NEVER, dtype=torch.float64, device=place.device)
         numbers = torch.full(shape, -1, device=place.device)
-        keys[line, rank[kept]], numbers[line, rank[kept]] = key[kept], rows[kept]
-        before = Nearest(*(each[some] for each in self.best))
-        after = merged(before, Nearest(keys, numbers, keys), self.size)
-        self.best.key[some], self.best.rows[some] = after.key, after.rows
+        keys[place, rank], numbers[place, rank] = key, column + documents.low
+        self.best = merged(self.best, Nearest(keys, numbers, keys), self.size)
 
 
 def _norm(vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m 1"]:
     norm: Tensor = torch.linalg.vector_norm(vectors.double(), dim=1, keepdim=True)
     return norm
+
+
+def _rounded(vectors: Annotated[Tensor, "m d"]) -> tuple[Annotated[Tensor, "m d"], Annotated[Tensor, "m 1"]]:
+    """Return vectors in bfloat16 and the norms of their rounding errors; processors take subnormal numbers as zero."""
+    rounded = vectors.bfloat16()
+    rounded.masked_fill_(rounded.abs() < torch.finfo(torch.bfloat16).tiny, 0.0)
+    return rounded, _norm(vectors - rounded)
 
 
 def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
@@ -334,7 +462,7 @@ def _coarser(keys: Annotated[Tensor, "b m"], size: int) -> Annotated[Tensor, "b 
     The ``size``-th of the result is no larger than that of the keys, and hardly smaller.
     """
     width = keys.shape[1] // GROUP
-    return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= GROUP * size else keys
+    return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= 4 * size else keys
 
 
 def _below(values: Tensor) -> Tensor:

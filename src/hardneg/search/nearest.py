@@ -7,7 +7,8 @@ types of this file.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +22,20 @@ Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
 """Pairs to skip: positions of queries [m], and rows of the corpus [m]."""
 
 
-class Weigh(Protocol):
-    """Protocol of a function that removes candidates of a block, or orders them by its own keys."""
+class Weigh(ABC):
+    """Base of functions that remove candidates of a block, or order them by their own keys.
 
-    @property
-    def drawn(self) -> bool:
-        """True if its own keys, not the similarities, order the candidates."""
-        ...
+    Attributes:
+        drawn: True if its own keys, not the similarities, order the candidates.
+        seen: Number of candidates so far, and number left after each of its steps, per query.
+        ceiling: Highest similarity of a candidate [b, 1], if it only removes those above; otherwise None.
+    """
 
-    @property
-    def seen(self) -> Annotated[Tensor, "b f"]:
-        """Number of candidates so far, and number left after each of its steps, per query."""
-        ...
+    drawn: bool
+    seen: Annotated[Tensor, "b f"]
+    ceiling: Annotated[Tensor, "b 1"] | None = None
 
+    @abstractmethod
     def __call__(
         self, similarity: Annotated[Tensor, "b m"], low: int, high: int, slack: Annotated[Tensor, "b 1"]
     ) -> Annotated[Tensor, "b m"]:
@@ -45,7 +47,17 @@ class Weigh(Protocol):
             high: Row after the block.
             slack: Bound of the rounding error of the similarities, [b, 1].
         """
-        ...
+
+    def count(self, place: Annotated[Tensor, "p"], similarity: Annotated[Tensor, "p"], low: int, high: int) -> None:
+        """Count the steps of a block in ``seen``, given all similarities above the ceiling.
+
+        Args:
+            place: Positions of the queries [p].
+            similarity: Their similarities with documents of the block, in float64; some may be below the ceiling.
+            low: First row of the block.
+            high: Row after the block.
+        """
+        raise NotImplementedError("Only weights with a ceiling count by it.")
 
 
 class Corpus:
