@@ -126,7 +126,8 @@ def test_exact_graph_is_that_of_brute_force(
     graph = build_graph(vectors, 8, None)
     assert torch.equal(graph.neighbours, expected.indices)
     torch.testing.assert_close(graph.similarities, expected.values)
-    monkeypatch.setattr(graph_module, "_chunk_scores", (300 * 17, 300 * 17))  # chunks of 17 rows, the last one smaller
+    monkeypatch.setattr(graph_module, "_searched_exactly", 17)  # blocks of 17 rows, the last one smaller
+    monkeypatch.setattr(graph_module, "_most_scores", 17 * 31)
     chunked = build_graph(vectors, 8, None)
     assert torch.equal(chunked.neighbours, graph.neighbours)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from torch import Tensor
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, NotFinite, argument_error, check_among, check_count
 from hardneg.search.draws import check_generator
+from hardneg.search.exact import DocumentBlock, exact_nearest, screens_in_bfloat16
 from hardneg.search.nearest import Corpus, FaissIndex, nearest
 from hardneg.search.topk import top_of_rows
 
@@ -41,6 +42,7 @@ _chunk_scores = (2**22, 2**26)  # number of scores in memory on a CPU and on a G
 _int_types = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _approximate_from = 10_000  # number of nodes from which FAISS searches inverted lists
 _searched_at_once = 8192  # number of nodes per call of FAISS
+_searched_exactly, _most_scores = 256, 2**25  # on a CPU: nodes of a block of products, and products of one
 _region_bytes = 2**24  # size of a region of candidates, which should fit the CPU cache
 
 
@@ -287,15 +289,19 @@ def _rows(vectors: Tensor, index: Tensor) -> Tensor:
 def _nearest(vectors: Tensor, k: int, search: str) -> GraphRows:
     """Yield the nearest of all other nodes, by the exact search or the FAISS index that mining uses."""
     n = len(vectors)
-    corpus = Corpus(vectors, vectors.device, n)
-    index = None
+    on_cpu = vectors.device.type == "cpu"
+    corpus = Corpus(vectors, vectors.device, min(n, _most_scores // _searched_exactly) if on_cpu else n)
     if search == "faiss":
         index = FaissIndex(corpus, "flat" if n < _approximate_from else "ivf", who="build_graph(search='faiss')")
-    step = max(16, _chunk_scores[vectors.is_cuda] // n) if index is None else _searched_at_once
+        step, find = _searched_at_once, index.nearest
+    elif on_cpu:
+        bfloat16 = screens_in_bfloat16(vectors.device, n * n * vectors.shape[1])
+        blocks = [DocumentBlock.of(corpus, *block, bfloat16=bfloat16) for block in corpus.blocks()]
+        step, find = _searched_exactly, partial(exact_nearest, corpus, blocks)
+    else:
+        step, find = max(16, _chunk_scores[1] // n), partial(nearest, corpus)
     for nodes in torch.split(torch.arange(n, device=vectors.device), step):
-        itself = torch.arange(len(nodes), device=vectors.device), nodes
-        args = vectors[nodes], k, itself
-        found = nearest(corpus, *args) if index is None else index.nearest(*args)
+        found = find(vectors[nodes], k, (torch.arange(len(nodes), device=vectors.device), nodes))
         yield nodes, found.rows, found.key.masked_fill(found.rows < 0, 0.0)
 
 
@@ -336,7 +342,7 @@ def _collected(rows: GraphRows, vectors: Tensor, k: int) -> tuple[Tensor, Tensor
     similarities = torch.empty(len(vectors), k, dtype=vectors.dtype, device=vectors.device)
     for nodes, index, values in rows:
         neighbours[nodes] = index.to(torch.int32)
-        similarities[nodes] = values
+        similarities[nodes] = values.to(vectors.dtype)
     return neighbours.cpu().long(), similarities.cpu()
 
 

@@ -25,7 +25,7 @@ from hardneg.mining.search_depth import can_sweep, check_depth, check_lists, may
 from hardneg.mining.select import Candidates, Rule
 from hardneg.negatives import Negatives
 from hardneg.negatives.closed import ClosedForm
-from hardneg.search.exact import DocumentBlock, RunningNearest, largest_on
+from hardneg.search.exact import DocumentBlock, RunningNearest, exact_nearest, largest_on
 from hardneg.search.nearest import FaissIndex, Nearest, Weigh
 from hardneg.search.topk import in_order
 
@@ -241,10 +241,9 @@ class Finder:
         query = torch.linspace(0, number - 1, min(_recalled, number), device=self.device).long()
         size, _ = next(self.attempts(False))
         assert size is not None
-        exact = RunningNearest(self.corpus, self.scorer.model.raw(query), size, self.scorer.excluded.of(query))
-        for low, high in self.corpus.blocks():
-            exact.add(DocumentBlock.of(self.corpus, low, high))
-        right, found = exact.found().rows, self._by_index(query, size).rows
+        blocks = (DocumentBlock.of(self.corpus, low, high) for low, high in self.corpus.blocks())
+        args = self.scorer.model.raw(query), size, self.scorer.excluded.of(query)
+        right, found = exact_nearest(self.corpus, blocks, *args).rows, self._by_index(query, size).rows
         hit = (right[:, :, None] == found[:, None, :]).any(2) & (right >= 0)
         return float(hit.sum() / (right >= 0).sum().clamp(min=1))
 

@@ -32,10 +32,9 @@ from hardneg.mining.pairs import Positives
 from hardneg.mining.search import Search
 from hardneg.mining.select import Rule, select
 from hardneg.mining.stages import PieceArrays, Stage, Stages, Store, chosen_pieces
-from hardneg.search.exact import DocumentBlock, bfloat16_is_fast, runs_in_triton
+from hardneg.search.exact import DocumentBlock, screens_in_bfloat16
 
 _pilot, _pilot_rows = 256, 1 << 16  # queries and documents of the sample in needs_filters
-_worth_rounding = 1 << 30  # multiplications on a CPU from which products in bfloat16 may save time
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +166,8 @@ class Miner:
         """True if bfloat16 products screen the candidates; the result is the same."""
         if self.search.precision != "auto":
             return self.search.precision == "bfloat16"
-        if self.scorer.device.type != "cpu":
-            return self.scorer.device.type == "cuda" and runs_in_triton(self.scorer.device)
-        products = len(self.scorer.queries) * len(self.scorer.corpus) * self.scorer.queries.dim
-        return products > _worth_rounding and bfloat16_is_fast()
+        size = len(self.scorer.queries) * len(self.scorer.corpus) * self.scorer.queries.dim
+        return screens_in_bfloat16(self.scorer.device, size)
 
     @property
     def short_rows(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -25,7 +25,7 @@ from hardneg.core.errors import NotFinite
 from hardneg.core.tensors import power_of_two
 from hardneg.core.tiles import NEVER
 from hardneg.search.nearest import Corpus, Excluded, Nearest, Weigh, merged
-from hardneg.search.topk import not_below, nth_largest
+from hardneg.search.topk import not_below, reached_by
 
 LargestOfGroups = Callable[[Tensor, Tensor, int], Tensor]
 """(rows [b, d], columns [n, d], size of a group) -> the largest product of each row within each group [b, w]."""
@@ -35,6 +35,8 @@ _MAX_GATHERED = 1 << 24
 """Numbers in gathered vectors that are held at a time."""
 _MAX_CACHED = 1 << 17
 """The same on a CPU, in whose caches they should stay."""
+_WORTH_ROUNDING = 1 << 30
+"""Multiplications on a CPU from which products in bfloat16 may save time."""
 _PAIRS_PER_EXACT = 64
 """A similarity in float64 takes about the time of this many products in float32."""
 
@@ -175,6 +177,20 @@ class DocumentBlock:
         """The vectors as they are stored, for similarities in float64."""
         return ExactRows.of(self.raw, cosine=self.cosine)
 
+    def products(self, queries: Annotated[Tensor, "b d"]) -> Annotated[Tensor, "b m"]:
+        """Compute products with vectors of these queries, in their type; the next call overwrites them on a CPU."""
+        vectors = self.vectors if self.rounded is None or queries.dtype != torch.bfloat16 else self.rounded
+        if queries.device.type != "cpu":
+            return torch.mm(queries, vectors.T)
+        buffer = self._buffers.get(queries.dtype)
+        if buffer is None or len(buffer) < len(queries):  # new memory for each block would take longer than the product
+            buffer = self._buffers[queries.dtype] = queries.new_empty(len(queries), len(self))
+        return torch.mm(queries, vectors.T, out=buffer[: len(queries)])
+
+    @cached_property
+    def _buffers(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
     @classmethod
     def of(cls, corpus: Corpus, low: int, high: int, *, bfloat16: bool = False) -> DocumentBlock:
         """Prepare the rows low to high - 1 of a corpus; with ``bfloat16`` also their rounded copy."""
@@ -230,8 +246,15 @@ def largest_on(device: torch.device) -> LargestOfGroups | None:
     return largest_in_triton
 
 
+def screens_in_bfloat16(device: torch.device, multiplications: int) -> bool:
+    """True if products in bfloat16 are the faster screen on this device for a search of this size."""
+    if device.type != "cpu":
+        return runs_in_triton(device)
+    return multiplications > _WORTH_ROUNDING and _bfloat16_is_fast()
+
+
 @lru_cache
-def bfloat16_is_fast() -> bool:
+def _bfloat16_is_fast() -> bool:
     """True if products of bfloat16 take at most half the time of float32 on this CPU, which is measured once."""
     seconds = []
     for dtype in (torch.bfloat16, torch.float32):
@@ -321,7 +344,7 @@ class RunningNearest:
             raise NotFinite("mine", f"products within the range of {self.corpus.dtype}", "larger ones", fix)
         if documents.rounded is not None and self.weigh is None and self.largest is not None:
             self._add_by_groups(documents, documents.rounded, self.largest)
-        elif documents.rounded is None or not self._add_rounded(documents, documents.rounded):
+        elif documents.rounded is None or not self._add_rounded(documents):
             self._add_screened(documents)
 
     def found(self) -> Nearest:
@@ -334,7 +357,7 @@ class RunningNearest:
         similarity[place, column] = pair_similarity(self.raw[place], rows, cosine=self.corpus.cosine)
         return Nearest(self.best.key, self.best.rows, similarity)
 
-    def _add_rounded(self, documents: DocumentBlock, rounded: Annotated[Tensor, "m d"]) -> bool:
+    def _add_rounded(self, documents: DocumentBlock) -> bool:
         """Merge a block that is screened by products in bfloat16.
 
         Returns:
@@ -346,7 +369,7 @@ class RunningNearest:
             return False
         low, high = documents.low, documents.low + len(documents)
         slack, most = self._wide_slack(documents), len(self.queries) * len(documents) // _PAIRS_PER_EXACT
-        products = torch.mm(self._rounded[0], rounded.T)
+        products = documents.products(self._rounded[0])
         self.corpus.exclude(products, self.excluded, low, high)
         above, similarity = self.queries.new_zeros(0).long(), self.queries.new_zeros(0)
         if ceiling is not None:
@@ -370,7 +393,7 @@ class RunningNearest:
         """Merge a block that is screened by products in the precision of the corpus."""
         low, high = documents.low, documents.low + len(documents)
         slack = self._slack(documents)
-        similarity = torch.mm(self.queries, documents.vectors.T)
+        similarity = documents.products(self.queries)
         self.corpus.exclude(similarity, self.excluded, low, high)
         key = similarity if self.weigh is None else self.weigh(similarity, low, high, slack)
         slack = torch.zeros_like(slack) if self.drawn else slack
@@ -417,7 +440,7 @@ class RunningNearest:
         short = (least[:, 0] == NEVER).nonzero()[:, 0]
         size = self.size + others
         if len(short) and key.shape[1] >= size:
-            last = nth_largest(_coarser(key if len(short) == len(key) else key[short], size), size)
+            last = reached_by(key if len(short) == len(key) else key[short], size)
             least[short] = (last if last.dtype != torch.bfloat16 else _below(last)).double() - slack[short]
         return least
 
@@ -439,6 +462,31 @@ class RunningNearest:
         self.best = merged(self.best, Nearest(keys, numbers, keys), self.size)
 
 
+def exact_nearest(
+    corpus: Corpus,
+    blocks: Iterable[DocumentBlock],
+    queries: Annotated[Tensor, "b d"],
+    size: int,
+    excluded: Excluded,
+) -> Nearest:
+    """Find the most similar rows of each query, as ``nearest`` does, but decided in float64.
+
+    Args:
+        corpus: The corpus.
+        blocks: All blocks of it, in order.
+        queries: Vectors of the queries as they were given, [b, d].
+        size: Number of rows per query.
+        excluded: Pairs to skip.
+
+    Returns:
+        Lists [b, size]; where fewer rows are left, the key is NEVER and the row -1.
+    """
+    running = RunningNearest(corpus, queries, size, excluded)
+    for documents in blocks:
+        running.add(documents)
+    return running.found()
+
+
 def _norm(vectors: Annotated[Tensor, "m d"]) -> Annotated[Tensor, "m 1"]:
     norm: Tensor = torch.linalg.vector_norm(vectors.double(), dim=1, keepdim=True)
     return norm
@@ -454,15 +502,6 @@ def _rounded(vectors: Annotated[Tensor, "m d"]) -> tuple[Annotated[Tensor, "m d"
 def _threshold(least: Tensor, dtype: torch.dtype) -> Tensor:
     """Round the limit in the same way as the numbers that it is compared with, which keeps the order; above NEVER."""
     return least.clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
-def _coarser(keys: Annotated[Tensor, "b m"], size: int) -> Annotated[Tensor, "b w"]:
-    """Return the largest of groups: a fast pass before a selection that reads its rows several times.
-
-    The ``size``-th of the result is no larger than that of the keys, and hardly smaller.
-    """
-    width = keys.shape[1] // GROUP
-    return keys[:, : GROUP * width].view(len(keys), GROUP, width).amax(1) if width >= 4 * size else keys
 
 
 def _below(values: Tensor) -> Tensor:

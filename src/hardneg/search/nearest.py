@@ -16,10 +16,12 @@ from torch import Tensor
 from hardneg.core.errors import optional
 from hardneg.core.tensors import unit
 from hardneg.core.tiles import NEVER
-from hardneg.search.topk import in_order, top_of_rows
+from hardneg.search.topk import in_order, in_order_of, top_of_rows
 
 Excluded = tuple[Annotated[Tensor, "m"], Annotated[Tensor, "m"]]
 """Pairs to skip: positions of queries [m], and rows of the corpus [m]."""
+_COMPARED = 1 << 22
+"""Pairs of listed and excluded rows that are compared at a time."""
 
 
 class Weigh(ABC):
@@ -203,9 +205,17 @@ def merged(first: Nearest, second: Nearest, size: int) -> Nearest:
         size: Length of the result.
     """
     both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
-    key, place = both[0].sort(dim=1, descending=True, stable=True)
-    place = place[:, :size]
-    return Nearest(key[:, :size], both[1].gather(1, place), both[2].gather(1, place))
+    place = in_order_of(both[0])[:, :size]
+    return Nearest(*(each.gather(1, place) for each in both))
+
+
+def _among(rows: Annotated[Tensor, "b m"], excluded: Excluded) -> Annotated[Tensor, "b m"]:
+    """Return which rows of the corpus, listed by query, are excluded."""
+    found, at_once = torch.zeros_like(rows, dtype=torch.bool), max(1, _COMPARED // rows.shape[1])
+    for query, row in zip(*(torch.split(each, at_once) for each in excluded), strict=True):
+        place, column = (rows[query] == row[:, None]).nonzero().unbind(1)
+        found[query[place], column] = True
+    return found
 
 
 class FaissIndex:
@@ -241,12 +251,11 @@ class FaissIndex:
 
         More rows are searched for, so that enough are left.
         """
-        n = len(self.corpus)
         most = int(torch.bincount(excluded[0]).max()) if len(excluded[0]) else 0
-        values, rows = self.index.search(self._plain(queries), min(size + most + (self.kind == "flat"), n))
-        values, rows = torch.from_numpy(values), torch.from_numpy(rows)
-        taken = torch.isin(torch.arange(len(queries))[:, None] * n + rows, excluded[0].cpu() * n + excluded[1].cpu())
-        values, rows = in_order(values.masked_fill(taken | (rows < 0), NEVER), rows)
+        wanted = min(size + most + (self.kind == "flat"), len(self.corpus))
+        values, rows = map(torch.from_numpy, self.index.search(self._plain(queries), wanted))
+        taken = _among(rows, (excluded[0].cpu(), excluded[1].cpu()))
+        values, rows = in_order(values.masked_fill_(taken | (rows < 0), NEVER), rows)
         key = values[:, :size].to(queries.device, self.corpus.dtype)
         found = Nearest(key, rows[:, :size].to(queries.device), key).without_removed()
         if self.kind == "flat" and values.shape[1] > size:

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardneg.core.tiles import NEVER
+
 _GROUP = 16
 
 
@@ -53,13 +55,35 @@ def top_of_rows(
     return in_order(values, columns)
 
 
-def nth_largest(values: Annotated[Tensor, "b n"], n: int) -> Annotated[Tensor, "b 1"]:
-    """Return the n-th largest value of each row."""
-    if values.device.type != "cpu":
-        return top_of_rows(values, n, ties=False)[0][:, -1:]
-    wide = values.float() if values.dtype == torch.bfloat16 else values  # numpy is fast, and has no bfloat16
+def reached_by(values: Annotated[Tensor, "b m"], n: int) -> Annotated[Tensor, "b 1"]:
+    """Return a value that at least n values of each row reach, close to the n-th largest.
+
+    It is the n-th largest of the maxima of groups, if these are many. Numpy selects with vector instructions.
+
+    Args:
+        values: Values [b, m]; NaN if there are any.
+        n: Number of values, at most m.
+
+    Example:
+        >>> reached_by(torch.tensor([[1.0, 3.0, 2.0, 3.0]]), 3)
+        tensor([[2.]])
+    """
+    if values.device.type == "cpu" and values.dtype == torch.bfloat16:
+        # Bits of positive floats are in their order. If only negative ones are left, the result is not positive.
+        last = _nth(_maxima(values.view(torch.int16), n), n)
+        return last.view(torch.bfloat16) if bool((last > 0).all()) else reached_by(values.float(), n).bfloat16()
+    maxima = _maxima(values, n)
+    return _nth(maxima, n) if values.device.type == "cpu" else top_of_rows(maxima, n, ties=False)[0][:, -1:]
+
+
+def _maxima(values: Annotated[Tensor, "b m"], n: int) -> Annotated[Tensor, "b w"]:
+    width = values.shape[1] // _GROUP
+    return values[:, : _GROUP * width].view(len(values), _GROUP, width).amax(1) if width >= 4 * n else values
+
+
+def _nth(values: Tensor, n: int) -> Annotated[Tensor, "b 1"]:
     place = values.shape[1] - n
-    return torch.from_numpy(np.partition(wide.numpy(), place, axis=1)[:, place, None]).to(values.dtype)
+    return torch.from_numpy(np.partition(values.numpy(), place, axis=1)[:, place, None])
 
 
 def not_below(
@@ -89,12 +113,31 @@ def not_below(
     return torch.from_numpy(both[0]), torch.from_numpy(both[1])
 
 
+def in_order_of(keys: Annotated[Tensor, "b m"]) -> Annotated[Tensor, "b m"]:
+    """Return the columns of each row in descending order of the keys, of equal ones above NEVER the first."""
+    if keys.device.type != "cpu" or not keys.numel() or bool(keys.isnan().any()):
+        return keys.argsort(dim=1, descending=True, stable=True)
+    order = torch.from_numpy(np.argsort(-keys.numpy(), axis=1))  # vector instructions, but equal keys in any order
+    ordered = keys.gather(1, order)
+    tied = (_tied(ordered) & (ordered[:, 1:] != NEVER)).any(1).nonzero()[:, 0]
+    order[tied] = keys[tied].argsort(dim=1, descending=True, stable=True)
+    return order
+
+
 def in_order(values: Annotated[Tensor, "b k"], columns: Annotated[Tensor, "b k"]) -> tuple[Tensor, Tensor]:
     """Sort by value, largest first, and by column where values are equal."""
-    by_column = columns.argsort(dim=1)
-    values, columns = values.gather(1, by_column), columns.gather(1, by_column)
-    values, order = values.sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, order)
+    order = in_order_of(values)
+    values, columns = values.gather(1, order), columns.gather(1, order)
+    wrong = (_tied(values) & (columns[:, 1:] < columns[:, :-1])).any(1).nonzero()[:, 0]
+    by_column = columns[wrong].argsort(dim=1)
+    of_wrong, order = values[wrong].gather(1, by_column).sort(dim=1, descending=True, stable=True)
+    values[wrong], columns[wrong] = of_wrong, columns[wrong].gather(1, by_column).gather(1, order)
+    return values, columns
+
+
+def _tied(values: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k-1"]:
+    """Return which values of sorted rows equal the one before."""
+    return values[:, 1:] == values[:, :-1]
 
 
 def _plain(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
