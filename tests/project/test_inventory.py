@@ -17,7 +17,7 @@ from hardneg.negatives import parse
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "inventory.md"
-STATES = ("there", "in part: ", "not yet", "ready, not run")
+STATES = ("in part: ", "not yet", "ready, not run")
 ITEMS = {"ProSampler": 38, "HCL": 27, "Ring": 24, "H-SCL": 10, "EMC2": 14, "Methods": 4}
 """Number of items of each paper in the list that the page was made from."""
 
@@ -36,10 +36,10 @@ def items() -> list[Item]:
         if line.startswith("## "):
             section = line[3:]
         elif line.startswith("| ") and not line.startswith(("| item", "| ---")):
-            text, python, command, state = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
-            found.append(
-                Item(section, text, re.findall(r"`([^`]+)`", python), re.findall(r"`([^`]+)`", command), state)
-            )
+            text, where, state = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            names = re.findall(r"`([^`]+)`", where)
+            python, commands = ([name for name in names if (" " in name) == with_space] for with_space in (False, True))
+            found.append(Item(section, text, python, commands, state))
     return found
 
 
@@ -72,8 +72,8 @@ def test_every_item_is_on_the_page_once() -> None:
 @pytest.mark.filterwarnings("ignore::hardneg.core.errors.HardnegWarning")  # of the order in Threshold * OtherLabel
 @pytest.mark.parametrize("item", items(), ids=lambda item: f"{item.section[:5]} {item.text}")
 def test_names_and_commands_exist(item: Item) -> None:
-    assert item.state.startswith(STATES)
-    if item.state in ("there", "ready, not run"):
+    assert not item.state or item.state.startswith(STATES)
+    if not item.state or item.state.startswith("ready"):
         assert item.python or item.commands
     if item.state == "not yet":
         assert not item.python
