@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 import hardneg as hn
+from hardneg.core.errors import ArgumentError
 from hardneg.core.types import Keys
 from hardneg.training.augmentation.augment import PRESETS
 from hardneg.training.data.images import ImageData, load
@@ -21,10 +22,12 @@ from hardneg.training.encoders import Encoder, build_encoder
 from hardneg.training.loop.method import Batch
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES
+from hardneg.training.recipes.emc2 import EMC2Method
 from hardneg.training.recipes.moco import MoCoV2, MoCoV3
 from hardneg.training.recipes.simclr import SimCLR
-from hardneg.training.recipes.sogclr import EMC2Method, SogCLRMethod
+from hardneg.training.recipes.sogclr import SogCLRMethod
 from hardneg.training.recipes.supervised import Supervised
+from support.errors import raises
 from support.steps import assert_step, unit
 from support.training_runs import few_digits, run, short
 
@@ -303,6 +306,61 @@ def test_emc2_is_the_paper_on_two_views(
         assert torch.equal(method.loss.chain.state, by_hand.chain.state)
         outside.append(method.loss.last["outside"].item())
     assert (max(outside) > 0.0) == ("forget" in options), "only without embeddings a state outside the batch is mute"
+
+
+@pytest.mark.parametrize(
+    "options", [{"proposals": "data set"}, {"reencode": True}, {"proposals": "data set", "reencode": True}]
+)
+def test_emc2_proposes_the_data_set_and_encodes_states_again(options: dict[str, Any]) -> None:
+    """Yau et al. 2024, eq. 6 and Algorithm 1: -s_i+ + sum_j (visits of j / visits) s_ij, entry by entry."""
+    generator = torch.Generator().manual_seed(5)
+    pixels = torch.randint(0, 256, (SIZE, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    wanted = RECIPES["emc2"](dim=DIM, temperature=0.3, epochs=5, num_steps=6, **options)  # type: ignore[call-arg]
+    data = ImageData(pixels, torch.arange(SIZE) % 3, torch.arange(SIZE), "noise", ("a", "b", "c")).prepared(wanted)
+    method: Any = EMC2Method(wanted, data, TOTAL)
+    outside = 0
+    for step, ids in enumerate((IDS, torch.tensor([11, 3, 7, 2, 9, 4]), IDS)):
+        method.set_progress(2 * step, TOTAL)
+        walks: list[Any] = []
+        walk = method.loss.chain.walk
+
+        def watched(scores: Any, *args: Any, walk: Any = walk, walks: Any = walks, **more: Any) -> Any:
+            walks.append((scores, walk(scores, *args, **more)))
+            return walks[-1][1]
+
+        method.loss.chain.walk = watched
+        states = method.loss.chain.state.clone()
+        loss = method.loss_of(method.encoder, batch_of(torch.cat(data.views(ids, step, 0)), ids))
+        method.loss.chain.walk = walk
+        ((scores, found),) = walks
+        z1, z2 = unit(method.encoder, torch.cat(data.views(ids, step, 0))).chunk(2)
+        anchors, partners = torch.cat([z1, z2]), torch.cat([z2, z1])
+        total = torch.zeros((), dtype=torch.float64)
+        for i in range(2 * NUM):
+            total = total - anchors[i].double() @ partners[i].double() / 0.3
+            weights = (found.log_visits[i].double() - found.log_norm[i].double()).exp()
+            assert float(weights[scores.valid[i]].sum()) <= 1.0 + 1e-6
+            for j in torch.nonzero((weights > 1e-12) & scores.valid[i])[:, 0].tolist():
+                total = total + weights[j] * scores.candidates[i, j].double()
+        torch.testing.assert_close(loss.double(), (total / (2 * NUM)).detach(), rtol=1e-6, atol=1e-6)
+        outside += int((~torch.isin(states[states >= 0], ids)).sum())
+    assert outside, "chains stood at images outside the batch"
+    again = torch.tensor([3, 8, 3]), torch.tensor([1, 0, 0])
+    for row, item, view in zip(method.encoded(*again), *again, strict=True):
+        alone = unit(method.encoder, data.views(item[None], method.epoch, 0)[int(view)])
+        torch.testing.assert_close(row, alone[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"batches": "knn()"}, "--batches to be uniform()"), ({"forget": True}, "embeddings of the data set")],
+)
+def test_proposals_of_the_data_set_refuse_planners_and_forgetting(
+    options: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with raises(ArgumentError, who="emc2", what=what):
+        run("emc2", tmp_path / "run", short("npz:nowhere.npz", proposals="data set", **options))
+    assert not (tmp_path / "run").exists()
 
 
 # What all share

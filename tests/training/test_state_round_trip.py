@@ -40,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sogclr": {"negatives": "Tilt(1.0)"},
     "isogclr": {},
     "emc2": {},
+    "emc2, data set": {"proposals": "data set", "num_steps": 4},
+    "emc2, encoded again": {"reencode": True},
     "instance": {"num_draws": 10},
     "cmc": {"num_draws": 10},
     "local-aggregation": {"clusters": 4},

@@ -44,6 +44,7 @@ OTHER: dict[str, Any] = {
     "head": "linear",
     "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
     "frozen_epochs": 0, "cluster_positives": True,
+    "proposals": "data set", "reencode": True,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 

@@ -77,7 +77,10 @@ EXAMPLES: dict[str, list[str]] = {
     "quick-thoughts": ["--data text:story.txt --batch-size 400"],
     "sogclr": ["--data cifar10 --batch-size 128 --gamma 0.9 --epochs 100"],
     "isogclr": ["--data cifar10 --rho 0.3 --epochs 100"],
-    "emc2": ["--data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100"],
+    "emc2": [
+        "--data cifar10 --batch-size 128 --burn-in 0.5 --epochs 100",
+        '--proposals "data set" --num-steps 64   (Algorithm 1)',
+    ],
     "instance": [
         "--data cifar10 --epochs 200",
         '--data digits --negatives "Ring(0.1, 0.5)"   (IRing)',

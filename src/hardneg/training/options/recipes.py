@@ -272,10 +272,29 @@ class EMC2Options(TrainOptions):
     burn_in: float = option(0.5, "Share of each walk that is discarded as burn-in.", NEGATIVES, low=0.0, high=0.999)
     num_steps: int = option(0, "Steps of each chain per batch (0 = the number of candidates).", NEGATIVES, low=0)
     forget: bool = option(False, "Store no embeddings; chain states outside the batch then do not repel.", NEGATIVES)
+    proposals: str = option(
+        "batch",
+        "Proposals of the chains: those of the batch, or of the whole data set (Algorithm 1 as printed), by their "
+        "stored embeddings.",
+        NEGATIVES,
+        among=("batch", "data set"),
+    )
+    reencode: bool = option(
+        False,
+        "Encode chain states outside the batch again, instead of using their stored embeddings; with --proposals "
+        '"data set" every proposal, so use --num-steps.',
+        NEGATIVES,
+    )
 
     def check(self) -> None:
         """Raise for non-uniform negatives, since the chains determine how negatives are drawn."""
         check_fixed("emc2", self)
+        if self.proposals == "data set" and self.forget and not self.reencode:
+            what, fix = "embeddings of the data set for --proposals 'data set'", "drop --forget, or add --reencode"
+            raise ArgumentError("emc2", what, "forget=True", fix)
+        if self.proposals == "data set" and "".join(self.batches.split()) != "uniform()":
+            what = "--batches to be uniform() with --proposals 'data set', whose proposals do not come from the batch"
+            raise ArgumentError("emc2", what, self.batches)
         if "".join(self.negatives.split()) != "Uniform()":
             what = "--negatives to be Uniform(), since its Markov chains draw the negatives"
             raise ArgumentError("emc2", what, repr(self.negatives))

@@ -34,7 +34,7 @@ METHODS = {
     "nnclr": "nnclr.NNCLR",
     "sogclr": "sogclr.SogCLRMethod",
     "isogclr": "isogclr.ISogCLRRecipe",
-    "emc2": "sogclr.EMC2Method",
+    "emc2": "emc2.EMC2Method",
     "instance": "instance.Instance",
     "cmc": "cmc.CMCRecipe",
     "local-aggregation": "local_aggregation.LocalAggregation",

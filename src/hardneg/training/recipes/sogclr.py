@@ -1,12 +1,8 @@
-"""SogCLR (Yuan et al. 2022) and EMC2 (Yau et al. 2024): SimCLR against all images of the data set.
-
-SogCLR keeps a running normaliser per image. Non-uniform ``negatives`` determine which candidates enter it, and with
-which weight. EMC2 draws negatives by Markov chains: one chain per view of each image walks towards the softmax over all
-negatives. A chain state outside the batch repels with its last embedding; with ``forget`` no embeddings are kept, and
-such a state only enters the normaliser.
+"""SogCLR (Yuan et al. 2022): SimCLR against all images of the data set, through a running normaliser per image.
 
 The gradient is that of the global loss; the value of the surrogate has no meaning, so the recorded loss is the real
-one of the batch.
+one of the batch. Non-uniform ``negatives`` determine which candidates enter the normaliser, and with which weight.
+``GlobalMethod`` is the base of this recipe and of EMC2 (emc2.py).
 """
 
 from __future__ import annotations
@@ -18,12 +14,11 @@ from torch import Tensor, nn
 
 from hardneg.core.diagnose import Diagnosis
 from hardneg.losses.contrastive import ContrastiveLoss
-from hardneg.losses.global_softmax import EMC2, Replayed, SogCLR
-from hardneg.state.pools import Bank
+from hardneg.losses.global_softmax import Replayed, SogCLR
 from hardneg.theory.gradients import global_loss
 from hardneg.training.data.items import Items
 from hardneg.training.loop.method import EncodeInputs
-from hardneg.training.options import EMC2Options, SogCLROptions, TrainOptions
+from hardneg.training.options import SogCLROptions, TrainOptions
 from hardneg.training.recipes.simclr import SimCLR
 
 
@@ -91,25 +86,3 @@ class SogCLRMethod(GlobalMethod):
         """Evaluate the schedules of the negatives before a step."""
         self.loss.negatives = self.negatives.at(step, total)
         self.of_batch.set_progress(step, total)
-
-
-class EMC2Method(GlobalMethod):
-    """SimCLR with negatives from Markov chains over the data set.
-
-    Args:
-        options: Options of the recipe.
-        data: The training items; one chain per view of each.
-        total: Number of steps of the run.
-    """
-
-    def __init__(self, options: EMC2Options, data: Items, total: int) -> None:
-        super().__init__(options, data)
-        self.num_steps = options.num_steps
-        bank = None if options.forget else Bank(len(data), options.dim)
-        self.loss = EMC2(len(data), self.temperature, options.burn_in, remember=bank, seed=options.seed)
-
-    def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
-        """Advance the chains by the images of the batch and return the surrogate loss of two views, each [b, d]."""
-        # The images of a batch differ, so each anchor has 2b - 2 candidates; counting them would synchronise the GPU.
-        self.loss.num_steps = self.num_steps or 2 * len(z1) - 2
-        return super().loss_of_views(z1, z2, ids, None)
