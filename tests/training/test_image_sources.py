@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import tarfile
+import time
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,6 +193,7 @@ def run_until_killed(out: Path, options: dict[str, Any], die_at: int) -> None:
 
     def dying(self: Loop, *rest: Any) -> None:
         if self.step == die_at:
+            (out.parent / "workers.txt").write_text(" ".join(str(one.pid) for one in active_children()))
             os.kill(os.getpid(), signal.SIGKILL)
         step(self, *rest)
 
@@ -208,7 +211,13 @@ def test_killed_runs_resume_with_other_workers(source: Callable[[Path], Written]
     child.start()
     child.join(120)
     assert child.exitcode == -signal.SIGKILL
+    workers = [int(one) for one in (tmp_path / "workers.txt").read_text().split()]
+    assert len(workers) == 2
     run("simclr", tmp_path / "killed", options | {"workers": 1}, resume=True)
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < until, "workers end with the process that has started them"
+        time.sleep(0.1)
     metrics, states = zip(*(saved(tmp_path / name) for name in ("killed", "whole")), strict=True)
     assert metrics[0] == metrics[1]
     assert states[0] == states[1]

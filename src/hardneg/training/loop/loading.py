@@ -9,6 +9,7 @@ number of workers. The position of a run is that of training.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +26,10 @@ MOST_WORKERS = 8
 """Largest default number of workers."""
 PREFETCHED = 2
 """Batches that each worker prepares in advance."""
+
+
+_START = "fork" if sys.platform == "linux" else None
+"""Start method of workers: forks share the memory of training, and end if it is killed, unlike those of a server."""
 
 
 class Loaded(NamedTuple):
@@ -82,6 +87,7 @@ class Loading:
                 num_workers=workers,
                 pin_memory=pin,
                 persistent_workers=workers > 0,
+                multiprocessing_context=_START if workers else None,
                 prefetch_factor=PREFETCHED if workers else None,
                 generator=torch.Generator(),  # else each pass would draw from the generator of the run
             )
