@@ -465,6 +465,25 @@ def test_a_recipe_sees_two_views_of_each_image(trained: Watched) -> None:
         assert (first - second).abs().mean() > 0.01
 
 
+@pytest.mark.parametrize("recipe", ["simclr", "emc2"])
+def test_a_finite_set_of_views_is_repeated_in_turn(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EMC2, Fig. 3: a fixed set of augmentations of each image, here two pairs of views."""
+    seen: list[Batch] = []
+    loss_of = SimCLR.loss_of
+    monkeypatch.setattr(
+        SimCLR, "loss_of", lambda self, encode, batch: seen.append(batch) or loss_of(self, encode, batch)
+    )
+    data = few_digits(tmp_path / "digits.npz", 64)
+    run(recipe, tmp_path / "run", short(data, epochs=4, num_views=2))
+    images = load(data)
+    assert len(seen) == 8
+    for number, batch in enumerate(seen):
+        views = PRESETS["tiny"].views(images.images[batch.ids], images.ids[batch.ids], number // 2 % 2, 0)
+        torch.testing.assert_close(batch.views, torch.cat(views))
+
+
 def test_what_is_evaluated_are_the_plain_images(trained: Watched) -> None:
     encoder = encoder_of(trained.folder)
     with np.load(trained.folder / "digits.npz") as pixels, np.load(trained.folder / "run" / "embeddings.npz") as found:

@@ -44,7 +44,7 @@ OTHER: dict[str, Any] = {
     "head": "linear",
     "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
     "frozen_epochs": 0, "cluster_positives": True,
-    "proposals": "data set", "reencode": True,
+    "proposals": "data set", "reencode": True, "num_views": 1,
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
@@ -94,7 +94,7 @@ NOT_RUN = {
 OF_THE_LOOP = {
     "data", "data_root", "batches", "epochs", "max_steps", "batch_size", "optimizer", "learning_rate", "schedule",
     "weight_decay", "clip", "accumulate", "augment", "precision", "device", "log_every", "record", "record_at",
-    "evaluate_on", "validation_share", "save_every", "save_every_steps",
+    "evaluate_on", "validation_share", "save_every", "save_every_steps", "num_views",
 }  # fmt: skip
 """Options that no recipe reads: the loop that all share does. They are changed in two recipes, the others in all."""
 

@@ -81,7 +81,7 @@ class Loading:
         if data.fetches:
             workers = num_workers(options)
             self._loader = DataLoader(
-                _Fetched(data, options.seed),
+                _Fetched(data, options),
                 batch_size=None,
                 sampler=self._ahead,
                 num_workers=workers,
@@ -155,13 +155,13 @@ class _Ahead(Sampler[tuple[int, list[int]]]):
 class _Fetched(Dataset[Any]):
     """The data set of the loader: a batch with what the items fetch for it."""
 
-    def __init__(self, data: Items, seed: int) -> None:
-        self._data, self._seed = data, seed
+    def __init__(self, data: Items, options: TrainOptions) -> None:
+        self._data, self._options = data, options
 
     def __getitem__(self, batch: tuple[int, list[int]]) -> Any:
         epoch, rows = batch
         index = torch.tensor(rows)
         try:
-            return index, self._data.fetch(index, epoch, self._seed)
+            return index, self._data.fetch(index, self._options.epoch_of_views(epoch), self._options.seed)
         except HardnegError as error:  # raised by the loop: the loader would only keep its text
             return error

@@ -343,7 +343,7 @@ class Loop:
         method.set_progress(self.step, self.total)
         with self.seconds.part("views"):
             prepared = () if fetched is None else (fetched,)
-            views = joined(self.data.views(index, epoch, options.seed, *prepared))
+            views = joined(self.data.views(index, options.epoch_of_views(epoch), options.seed, *prepared))
         labels = None if self.data.labels is None else self.data.labels[index]
         with self.accelerator.autocast():
             loss = method.loss_of(self.encode, Batch(views, index, labels, self.data.mined(index)))
@@ -436,6 +436,7 @@ class Loop:
     def _views_of_all(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return unit vectors of both views of all items, [n, d] each, in evaluation mode, and their positions."""
         encoder, every, parts = self.method.encoder, torch.arange(len(self.data), device=self.data.ids.device), []
+        epoch = self.options.epoch_of_views(epoch)
         with eval_mode(encoder):
             for index in every.split(512):  # type: ignore[no-untyped-call]
                 z = encoder(joined(self.data.views(index, epoch, self.options.seed)))

@@ -188,6 +188,13 @@ class TrainOptions:
         "\"imagenet(crop_scale=(0.2, 1))\"; mean='data' normalises by the mean and std of the training images.",
         DATA,
     )
+    num_views: int = option(
+        0,
+        "Number of pairs of views of each item that are repeated in turn, one pair per epoch (0 = new views in every "
+        "epoch).",
+        DATA,
+        low=0,
+    )
     seed: int = option(0, "Random seed of the weights, the batches and the augmentation.", RUN, low=0, high=2**31 - 1)
     precision: str = option(
         "no", "Mixed precision, for GPUs; on most CPUs bf16 is slower than float32.", RUN, among=("no", "bf16", "fp16")
@@ -242,6 +249,10 @@ class TrainOptions:
     """Whether ``--record global_loss`` applies: one encoder of two views whose vectors are compared."""
     sources: ClassVar[tuple[str, ...]] = ("batch",)
     """Sources of the candidates, as ``From(...)`` and ``source=`` name them."""
+
+    def epoch_of_views(self, epoch: int) -> int:
+        """Return the number that selects the views of an epoch: that of the epoch, or one of ``num_views``."""
+        return epoch % self.num_views if self.num_views else epoch
 
     @property
     def projector(self) -> HeadShape:

@@ -94,4 +94,4 @@ class EMC2Method(GlobalMethod):
 
     def set_progress(self, step: int, total: int) -> None:
         """Set the epoch, which selects the views of states that are encoded again."""
-        self.epoch = step // self.steps_an_epoch
+        self.epoch = self.options.epoch_of_views(step // self.steps_an_epoch)

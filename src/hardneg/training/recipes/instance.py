@@ -253,4 +253,5 @@ def encode_all(
     """
     for part in index.to(data.ids.device).tensor_split(max(1, len(index) // options.batch_size)):
         labels = None if data.labels is None else data.labels[part]
-        push(Keys(encode(data.views(part, epoch, options.seed)[view]).float(), part, labels))
+        views = data.views(part, options.epoch_of_views(epoch), options.seed)
+        push(Keys(encode(views[view]).float(), part, labels))

@@ -93,4 +93,4 @@ class NegativeCache(SimCLR):
     def set_progress(self, step: int, total: int) -> None:
         """Evaluate the schedules before a step; the epoch selects the views of drawn items."""
         super().set_progress(step, total)
-        self.epoch = step // self.steps_an_epoch
+        self.epoch = self.options.epoch_of_views(step // self.steps_an_epoch)

@@ -91,7 +91,8 @@ class SwAV(Method):
         """Return the small crops of these items, in pairs of views whose random numbers no other view has."""
         crops, left = [], self.options.num_crops
         for turn in range(1, (left + 1) // 2 + 1):
-            pair = self.small.views(index, self.epoch + turn * self.options.epochs, self.options.seed)[:left]
+            epoch = self.options.epoch_of_views(self.epoch) + turn * self.options.epochs
+            pair = self.small.views(index, epoch, self.options.seed)[:left]
             crops += [half(view) for view in pair]
             left -= len(pair)
         return crops
