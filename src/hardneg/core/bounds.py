@@ -209,7 +209,7 @@ class Window(Bound):
             return value[:, :0], column[:, :0]
         column = column.expand(value.shape)
         size = torch.full_like(value[:, :1], self.nearest, dtype=torch.long)
-        edge = _edge(value, column, size, value.topk(self.nearest, dim=1).values[:, -1:])
+        edge = edge_of(value, column, size, value.topk(self.nearest, dim=1).values[:, -1:])
         chosen = torch.where(~beyond(value, column, edge), value, NEVER)
         index = chosen.topk(self.nearest, dim=1).indices.sort(dim=1).values
         return value.gather(1, index), column.gather(1, index)
@@ -225,11 +225,11 @@ class Window(Bound):
         top = value.topk(max(skipped, closest if from_top else 0), dim=1).values  # one topk for both edges
         before = after = None
         if skipped:
-            before = _edge(value, column, start, _place(top, start - 1))
+            before = edge_of(value, column, start, _place(top, start - 1))
         if from_top:
-            after = _edge(value, column, stop, _place(top, stop - 1))
+            after = edge_of(value, column, stop, _place(top, stop - 1))
         elif ends:
-            after = _edge(value, column, stop, _place_from_end(value, count - stop, min(farthest + 1, n)))
+            after = edge_of(value, column, stop, _place_from_end(value, count - stop, min(farthest + 1, n)))
         return before, after
 
 
@@ -254,8 +254,15 @@ def _place_from_end(value: Tensor, place: Tensor, most: int) -> Tensor:
     return low.gather(1, place.clamp(0, most - 1))
 
 
-def _edge(value: Tensor, column: Tensor, size: Tensor, last: Tensor) -> Edge:
-    """Return the edge of the ``size`` closest candidates, where ``last`` is the lowest value among them."""
+def edge_of(value: Tensor, column: Tensor, size: Tensor, last: Tensor) -> Edge:
+    """Return the edge of the ``size`` closest candidates, where ``last`` is the lowest value among them.
+
+    Args:
+        value: Values of the candidates, [r, c].
+        column: Their columns, [r, c].
+        size: Number of closest candidates, [r, 1].
+        last: Lowest value among them, [r, 1].
+    """
     missing = size - (value > last).sum(-1, keepdim=True)  # number of ties with the last value to include, by column
     equals = (value == last).cumsum(-1, dtype=torch.int32)
     place = torch.searchsorted(equals, missing.to(torch.int32)).clamp(max=max(value.shape[1] - 1, 0))

@@ -190,12 +190,12 @@ class Pairing:
 
         Keys that are both are prepared once, so that their gradients add up in float32.
         """
-        anchors = self._ready(self.anchors)
-        return anchors, tuple(anchors if keys is self.anchors else self._ready(keys) for keys in self.candidates)
+        anchors = self.prepare(self.anchors)
+        return anchors, tuple(anchors if keys is self.anchors else self.prepare(keys) for keys in self.candidates)
 
     def prepared_own(self) -> Keys:
         """Return the prepared positives of each anchor, [b, p, d]."""
-        return self._ready(self.own())
+        return self.prepare(self.own())
 
     def own(self) -> Keys:
         """Return the positives of each anchor, [b, p, d]."""
@@ -203,7 +203,8 @@ class Pairing:
             return Keys(other_views(self.positives.vectors, self.num_views))
         return several(self.positives)
 
-    def _ready(self, keys: Keys) -> Keys:
+    def prepare(self, keys: Keys) -> Keys:
+        """Return keys with vectors that can be compared directly."""
         if self.ready:
             return keys
         vectors = unit(keys.vectors) if self.normalize else not_infinite(widened(keys.vectors))

@@ -9,6 +9,7 @@ Each was tested with torch 2.6 and 2.13 or Triton 3.4 and 3.5:
   evaluated before each call.
 - ``is_compiler_error`` reads the base class of the errors of torch.compile, ``torch._dynamo.exc``. Without it every
   RuntimeError counts, which is what these errors derive from.
+- ``times_transposed`` calls ``torch.ops.mkldnn._linear_pointwise``. Without it products are those of ``torch.mm``.
 - ``lerp_all`` calls ``torch._foreach_lerp_``. Without it each tensor is changed by ``Tensor.lerp_``.
 - ``Launched`` launches the compiled kernel that ``kernel[grid](...)`` returned again, without Triton's checks of the
   arguments. Without it use ``kernel[grid](...)`` each time.
@@ -78,6 +79,21 @@ def is_compiler_error(error: Exception) -> bool:
         return isinstance(error, torch._dynamo.exc.TorchDynamoException)
     except AttributeError:
         return isinstance(error, RuntimeError)
+
+
+def times_transposed(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``first @ second.T`` on a CPU, without gradient: [r, d] times [c, d] is [r, c].
+
+    In float32 by oneDNN, which uses the vector units of every x86 CPU. MKL, behind ``torch.mm``, takes twice as long on
+    those that are not Intel's. Both have the same precision.
+    """
+    if first.dtype == torch.float32 and first.shape[1]:
+        try:
+            found: Tensor = torch.ops.mkldnn._linear_pointwise(first, second, None, "none", [], "")
+            return found
+        except (AttributeError, RuntimeError):
+            pass
+    return torch.mm(first, second.T)
 
 
 def lerp_all(tensors: list[Tensor], targets: list[Tensor], weight: float) -> None:

@@ -24,6 +24,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+import hardneg.kernels.backends.cpu as cpu
 import hardneg.kernels.backends.tilted as tilted
 from hardneg.core.bounds import Largest, dense_weights
 from hardneg.core.errors import ArgumentError
@@ -140,6 +141,9 @@ class Dense:
         Uniform and tilted negatives of views, such as those of a plain ``ContrastiveLoss()``, go through ``tilted``,
         which has fewer operations.
         """
+        found = cpu.rows(pairing, negatives, objective, keep=True)
+        if found is not None:
+            return found
         form = tilted.dense_form(pairing, negatives, objective)
         if form is not None:
             return tilted.dense_rows(pairing, form)
@@ -171,9 +175,9 @@ class Tiles:
         Uniform and tilted negatives of normalised views on a CPU go through ``tilted`` instead, without a sweep.
         """
         check_streamable(negatives)
-        form = None if self.tile else tilted.symmetric_form(pairing, negatives, objective)
-        if form is not None:
-            return tilted.symmetric_rows(pairing, form)
+        found = None if self.tile else cpu.rows(pairing, negatives, objective, keep=False)
+        if found is not None:
+            return found
         ready = pairing.prepared()
         own = _own_scores(pairing, ready)
         plan = SweepPlan(ready, negatives.factors, objective, own, self.tile, narrows(pairing.anchors.vectors))

@@ -82,7 +82,7 @@ class Threshold(Negatives):
         """Return a band with a floor; None for "mean", a schedule, a tensor or a guide."""
         if self.by != "score" or not isinstance(self.similarity, (int, float)):
             return None
-        return ClosedForm(floor=self.similarity - 4.0 * torch.finfo(torch.float32).eps)
+        return ClosedForm(floor=float(self.similarity))
 
 
 @dataclass(frozen=True, repr=False)

@@ -35,7 +35,7 @@ class ClosedForm:
     other_labels: bool = False
     """True if candidates with the label of the anchor are excluded."""
     floor: float = -math.inf
-    """The lowest similarity of a negative, the same for all anchors."""
+    """The lowest similarity of a negative, the same for all anchors; see ``lowest``."""
     ceilings: tuple[Ceiling, ...] = ()
     """Upper limits of the similarity, which depend on the anchor's positives; the lowest limit applies."""
     window: Window | None = None
@@ -45,6 +45,10 @@ class ClosedForm:
     def banded(self) -> bool:
         """True if the similarity is limited from below or from above."""
         return self.floor > -math.inf or bool(self.ceilings)
+
+    def lowest(self, dtype: torch.dtype) -> float:
+        """Return the lowest similarity of a negative in this type, where rounding may reduce that of equal vectors."""
+        return self.floor - 4.0 * torch.finfo(dtype).eps
 
     @property
     def cut_from_above(self) -> bool:
