@@ -258,8 +258,9 @@ class Unit(torch.autograd.Function):
 
 def _norm(vectors: Tensor) -> Annotated[Tensor, "* 1"]:
     """Return the norms of rows without overflow: in float64 on a GPU; on a CPU, where that takes long, as follows."""
+    found: Tensor
     if vectors.is_cuda:
-        found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+        found = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
         return found
     wide = widened(vectors)
     squares = (wide * wide).sum(-1, keepdim=True)  # a tenth of the time of vector_norm
@@ -267,7 +268,8 @@ def _norm(vectors: Tensor) -> Annotated[Tensor, "* 1"]:
         return squares.sqrt()
     largest = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True)
     near_one = wide / largest.masked_fill(largest == 0, 1.0)
-    return largest * (near_one * near_one).sum(-1, keepdim=True).sqrt()
+    found = largest * (near_one * near_one).sum(-1, keepdim=True).sqrt()
+    return found
 
 
 def in_range(squares: Tensor) -> bool:

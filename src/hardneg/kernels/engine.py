@@ -138,8 +138,8 @@ class Dense:
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Compute the statistics from matrices; label positives are among the positives of the result.
 
-        Uniform and tilted negatives of views, such as those of a plain ``ContrastiveLoss()``, go through ``tilted``,
-        which has fewer operations.
+        The closed family goes through ``cpu`` on a CPU. Elsewhere uniform and tilted negatives of views, such as those
+        of a plain ``ContrastiveLoss()``, go through ``tilted``, which has fewer operations.
         """
         found = cpu.rows(pairing, negatives, objective, keep=True)
         if found is not None:
@@ -172,7 +172,7 @@ class Tiles:
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them.
 
-        Uniform and tilted negatives of normalised views on a CPU go through ``tilted`` instead, without a sweep.
+        The closed family on a CPU goes through ``cpu`` instead.
         """
         check_streamable(negatives)
         found = None if self.tile else cpu.rows(pairing, negatives, objective, keep=False)

@@ -26,7 +26,6 @@ and one product for each side carries it to the vectors. Three cases need fewer 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -390,7 +389,7 @@ class _Statistics(torch.autograd.Function):
             if loss.tiles.keep and (torch.is_grad_enabled() or not all(map(is_plain, grads))):
                 inputs = temperature, own if ctx.given else None, *saved[: ctx.number]
                 return None, *by_operations(loss.by_matrices, inputs, grads)
-            return _by_tiles(ctx, *grads)
+            return tuple(_by_tiles(ctx, *grads))
 
 
 @first_derivative_only

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardneg.core.bounds import Window, edge_of
+from hardneg.core.bounds import edge_of
 from hardneg.core.pairing import Cut, Pairing, of_rows
 from hardneg.core.private_apis import times_transposed
 from hardneg.core.statistics import PerRow
@@ -68,7 +68,9 @@ class Sides(NamedTuple):
     @property
     def as_given(self) -> list[bool]:
         """For each of ``keys``, whether its vectors are those of the caller, who may change them after the loss."""
-        given = [each is not None for keys, each in zip(self.pools, self.inverse, strict=True) if keys is not self.anchors]
+        given = [
+            each is not None for keys, each in zip(self.pools, self.inverse, strict=True) if keys is not self.anchors
+        ]
         return [False, *given]
 
     @classmethod
@@ -80,7 +82,8 @@ class Sides(NamedTuple):
         learnt = any(keys.vectors.requires_grad for keys in pairing.candidates)
         ahead = not (learnt or pairing.label_positives or (form.beta and not form.detach))
         unit, anchors = pairing.normalize and not pairing.ready, pairing.prepare(pairing.anchors)
-        norms, pools, inverse = [_largest_norm(anchors.vectors, unit)], [], []
+        norms, pools = [_largest_norm(anchors.vectors, unit)], []
+        inverse: list[Tensor | None] = []
         for keys in pairing.candidates:
             as_given = ahead and unit and keys is not pairing.anchors and keys.vectors.dtype == anchors.vectors.dtype
             squares = _squares(keys.vectors) if as_given else None
@@ -197,14 +200,13 @@ class Tiles:
         """Convert ids and labels to numbers of the type of the scores, and read from which similarity on to keep."""
         pairing, form, dtype = self.pairing, self.form, self.anchors.dtype
         self.numbered = bool(pairing.num_views) and not pairing.ids_given
-        own = [] if pairing.anchors.ids is None else [pairing.anchors.ids, *pairing.positive_ids(slice(None))]
-        theirs = [keys.ids for keys in pairing.candidates]
-        nothing = self.numbered or not own
-        self.ids = _codes([] if nothing else own, [None for _ in theirs] if nothing else theirs, dtype, pairing.ids_given)
+        sides = [pairing.anchors, *pairing.candidates]
+        known = [None if self.numbered or pairing.anchors.ids is None else keys.ids for keys in sides]
+        own = [] if known[0] is None else [known[0], *pairing.positive_ids(slice(None))]
+        self.ids = _codes(own, known[1:], dtype, pairing.ids_given)
         self.promotes = pairing.label_positives
         self.labelled = form.other_labels or self.promotes
         self.excludes = form.other_labels or (self.promotes and not pairing.same_label_negatives)
-        sides = [pairing.anchors, *pairing.candidates]
         known = [keys.labels if self.labelled else None for keys in sides]
         self.labels = _codes([each for each in known[:1] if each is not None], known[1:], dtype, False)
         self.counted = form.window is None and (form.banded or len(self.ids[0]) > 1)
@@ -416,7 +418,7 @@ def _scale_of(temperature: float | Tensor, dtype: torch.dtype) -> float | Annota
     """Return the factor that turns similarities into scores in bits: a number, or one for each anchor."""
     if isinstance(temperature, Tensor) and temperature.ndim == 2 and len(temperature) > 1:
         return 1.0 / (LN_2 * temperature.detach().to(dtype))
-    return 1.0 / (LN_2 * float(temperature))
+    return 1.0 / (LN_2 * float(temperature.detach() if isinstance(temperature, Tensor) else temperature))
 
 
 def _codes(
@@ -434,7 +436,7 @@ def _codes(
     ends = [int(end) for each in tags.values() for end in torch.aminmax(each)]
     lowest, largest = min(ends, default=0), max(ends, default=0)
     if max(-lowest, largest) >= 2**53:  # not all of them are exact numbers of the type: count them through
-        every = torch.cat(list(tags.values())).unique(return_inverse=True)[1]
+        every = torch.unique(torch.cat(list(tags.values())), return_inverse=True)[1]
         exact = dict(zip(tags, every.split([len(each) for each in tags.values()]), strict=True))
     else:
         exact = tags

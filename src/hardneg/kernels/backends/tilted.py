@@ -1,14 +1,11 @@
 """A shortcut for uniform and tilted negatives of views: whole rows in few operations, with handwritten gradients.
 
-``_Tilted`` computes the dense loss on any device, because the time of small batches is that of their operations.
-``_Symmetric`` computes the streamed loss on a CPU if normalised views are both anchors and candidates. ``dense_form``
-and ``symmetric_form`` decide whether the shortcut applies; the dense and tiles backends call them.
+It computes the dense loss of a small batch on a GPU, whose time is that of its operations; on a CPU, ``cpu`` comes
+first. ``dense_form`` decides whether the shortcut applies.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -21,7 +18,6 @@ from hardneg.core.statistics import LogMean, PerRow, Support, log_expect_exp
 from hardneg.core.tensors import (
     by_operations,
     constant,
-    first_derivative_only,
     has_unit,
     known_number,
     unit,
@@ -29,23 +25,12 @@ from hardneg.core.tensors import (
     unit_rows,
     without_autocast,
 )
-from hardneg.core.tiles import NEVER, num_others, other_id
+from hardneg.core.tiles import NEVER, other_id
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
 TILTED_STATISTICS = (LogMean, Support)
 """The statistics that are computed here."""
-BLOCK = 2**20
-"""Scores of a block of rows (4 MiB in float32), as long as that is at least MIN_BLOCK_ROWS rows."""
-MIN_BLOCK_ROWS = 64
-"""Smallest number of rows of a block."""
-MAX_COLUMNS = 2**18
-"""Largest number of candidates: above, blocks of MIN_BLOCK_ROWS rows would take more memory than tiles."""
-MAX_BITS = 64.0
-"""Largest ratio, in bits, of the terms of sums with one shift for all rows.
-
-A coefficient may be as large, so that upstream gradients have half of float32's range left.
-"""
 
 
 def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
@@ -78,22 +63,6 @@ def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> 
     return form if all(type(each) in TILTED_STATISTICS for each in objective.statistics().values()) else None
 
 
-def symmetric_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
-    """Return the tilt if ``symmetric_rows`` computes it: normalised views on a CPU that are their own candidates.
-
-    None as for ``dense_form``, for more than ``MAX_COLUMNS`` candidates, and if the exponents spread over more than
-    ``MAX_BITS``. The arguments are those of ``dense_form``.
-    """
-    small = pairing.num_candidates <= MAX_COLUMNS and pairing.anchors.vectors.device.type == "cpu"
-    if not (small and pairing.itself and pairing.normalize and not pairing.ready):
-        return None
-    form = dense_form(pairing, negatives, objective)
-    if form is None:
-        return None
-    bits = 2.0 * (1.0 + form.beta) * math.log2(math.e) / float(pairing.temperature)
-    return form if bits < MAX_BITS else None
-
-
 def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
     """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device.
 
@@ -101,21 +70,13 @@ def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
         pairing: A pairing for which ``dense_form`` returns a form.
         form: That form.
     """
-    tilt = _Tilt.of(pairing, form, dense=True)
+    tilt = _Tilt.of(pairing, form)
     if tilt.raw:
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
     else:
         anchors, (candidates,) = pairing.prepared_keys()
         others = None if candidates is anchors else candidates.vectors
         own, log_mean = _Tilted.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
-    return _result(pairing, tilt, own, log_mean)
-
-
-def symmetric_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
-    """Compute the same as ``dense_rows`` in blocks of rows on a CPU, using that scores are symmetric."""
-    tilt = _Tilt.of(pairing, form, dense=False)
-    anchors, _ = pairing.prepared_keys()
-    own, log_mean = _Symmetric.apply(anchors.vectors, tilt)  # type: ignore[no-untyped-call]
     return _result(pairing, tilt, own, log_mean)
 
 
@@ -151,8 +112,8 @@ class _Tilt(NamedTuple):
     """True if the vectors are as given, not of norm 1 yet."""
 
     @classmethod
-    def of(cls, pairing: Pairing, form: ClosedForm, dense: bool) -> _Tilt:
-        """Collect the numbers and masks of a pairing; ``dense`` if they are for matrices."""
+    def of(cls, pairing: Pairing, form: ClosedForm) -> _Tilt:
+        """Collect the numbers and masks of a pairing."""
         mine, theirs, views = pairing.anchors.ids, pairing.candidates[0].ids, pairing.num_views
         assert mine is not None
         assert theirs is not None
@@ -164,8 +125,7 @@ class _Tilt(NamedTuple):
             support = constant(torch.full, (b, 1), number, dtype=dtype, device=device)
         else:
             number, same = None, None
-            counted = other_id(mine, theirs).sum(-1) if dense else num_others(mine, theirs)
-            support = counted[:, None].to(dtype)
+            support = other_id(mine, theirs).sum(-1, keepdim=True).to(dtype)
         return cls(
             1.0 / float(pairing.temperature),
             beta,
@@ -175,7 +135,7 @@ class _Tilt(NamedTuple):
             support,
             same,
             number,
-            dense and pairing.normalize and not pairing.ready and pairing.itself and has_unit(vectors),
+            pairing.normalize and not pairing.ready and pairing.itself and has_unit(vectors),
         )
 
     def plain(self, anchors: Tensor, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -247,78 +207,3 @@ class _Tilted(torch.autograd.Function):
             if candidates is not None and ctx.needs_input_grad[1]:
                 of_others = torch.addmm(candidates, by_score.t(), anchors, beta=0, alpha=tilt.scale)
         return of_anchors, of_others, None
-
-
-class _Exponentials(NamedTuple):
-    """e^(s - largest possible s) of a block of rows, 0 for the anchor's instance, and a buffer of the same size."""
-
-    rows: slice
-    e: Annotated[Tensor, "r n"]
-    room: Annotated[Tensor, "r n"]
-
-
-class _Symmetric(torch.autograd.Function):
-    """Computes the same for vectors of norm 1 that are anchors and candidates, in blocks that fit the CPU caches.
-
-    All rows have the same shift, so the weights of both roles of a pair are multiples of one exponential, and three
-    products suffice, since one gives the gradient of both roles. With e = e^(s - shift), w = e^beta and the gradient g
-    of log E_q[e^s] = log(sum of w e / sum of w), the gradient by s of row i and column j in both roles is
-
-        w (e (a_i + a_j) - (c_i + c_j)),    a = (1 + slope) g / sum of w e,    c = slope g / sum of w
-    """
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, tilt: _Tilt) -> tuple[Tensor, Tensor]:
-        mass, weighed = tilt.support.clone(), torch.empty_like(tilt.support)  # uniform weights sum to the support
-        for rows, e, room in _blocks(vectors, tilt):
-            by_weight = e
-            if tilt.beta:
-                w = e if tilt.beta == 1 else torch.pow(e, tilt.beta, out=room)
-                torch.sum(w, -1, keepdim=True, out=mass[rows])
-                by_weight = torch.mul(w, e, out=room)
-            torch.sum(by_weight, -1, keepdim=True, out=weighed[rows])
-        for total in (mass, weighed):
-            total.masked_fill_(tilt.support == 0, 1.0)  # any finite number: the loss of such a row is 0
-        ctx.tilt = tilt
-        ctx.save_for_backward(vectors, mass, weighed)
-        own = (vectors[:, None] * vectors[tilt.own]).sum(-1).mul_(tilt.scale)
-        return own, (weighed / mass).log_().add_(tilt.scale)
-
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (of_own, of_mean), (vectors, mass, weighed), tilt = gradients, ctx.saved_tensors, ctx.tilt
-        a, c = of_mean * (1.0 + tilt.slope) / weighed, of_mean * tilt.slope / mass
-        gradient = torch.empty_like(vectors)
-        with without_autocast(vectors.device):
-            for rows, e, room in _blocks(vectors, tilt):
-                by_score = torch.add(a[rows], a.t(), out=room).mul_(e)
-                if tilt.slope:
-                    by_score.sub_(c[rows]).sub_(c.t())
-                if tilt.beta:
-                    by_score.mul_(e if tilt.beta == 1 else e.pow_(tilt.beta))
-                torch.mm(by_score, vectors, out=gradient[rows])
-        for columns, pull in zip(tilt.own.unbind(1), of_own.unsqueeze(-1).unbind(1), strict=True):
-            gradient.addcmul_(pull, vectors[columns]).index_add_(0, columns, pull * vectors)
-        return gradient.mul_(tilt.scale), None
-
-
-def _blocks(vectors: Tensor, tilt: _Tilt) -> Iterator[_Exponentials]:
-    """Iterate over blocks of rows in the same memory: glibc would not reuse that of one block for the next."""
-    n, (mine, theirs) = vectors.shape[0], tilt.ids
-    size = min(-(-n // 2), max(MIN_BLOCK_ROWS, BLOCK // n))  # never all pairs at once
-    exponentials, rooms = (vectors.new_empty(size, n) for _ in range(2))
-    shift = vectors.new_full((), -tilt.scale)
-    same = mine.new_empty(size, n, dtype=torch.bool) if tilt.same is None else None
-    for begin in range(0, n, size):
-        rows = slice(begin, min(begin + size, n))
-        e, room = (each[: rows.stop - begin] for each in (exponentials, rooms))
-        torch.addmm(shift, vectors[rows], vectors.t(), alpha=tilt.scale, out=e)
-        e.exp_()
-        if tilt.same is not None:
-            e.scatter_(1, tilt.same[rows], 0.0)
-        else:
-            assert same is not None
-            found = torch.eq(mine[rows, None], theirs, out=same[: rows.stop - begin])
-            e.masked_fill_(found.logical_and_(mine[rows, None] >= 0), 0.0)
-        yield _Exponentials(rows, e, room)
