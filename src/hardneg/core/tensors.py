@@ -275,7 +275,7 @@ def _norm(vectors: Tensor) -> Annotated[Tensor, "* 1"]:
 def in_range(squares: Tensor) -> bool:
     """Return True if sums of squares are finite and far from overflow and from the loss of digits by underflow."""
     low, high = torch.aminmax(squares)
-    return bool(low > 1e-25) and bool(high < 1e25)
+    return float(low) > 1e-25 and float(high) < 1e25
 
 
 class LogSumExp(torch.autograd.Function):

@@ -36,9 +36,16 @@ from hardneg.core.objectives.base import Objective, PairForm, Row, RowResult
 from hardneg.core.pairing import Pairing, matrices, of_rows, other_views, positive_columns, similarity
 from hardneg.core.private_apis import is_plain, times_transposed
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Support
-from hardneg.core.tensors import by_operations, fields_of_rows, first_derivative_only, tensor_fields, without_autocast
+from hardneg.core.tensors import (
+    by_operations,
+    constant,
+    fields_of_rows,
+    first_derivative_only,
+    tensor_fields,
+    without_autocast,
+)
 from hardneg.core.tiles import NEVER
-from hardneg.kernels.backends.cpu_tiles import LN_2, ExpTile, Sides, Sums, Tiles
+from hardneg.kernels.backends.cpu_tiles import LN_2, ExpTile, Sides, Sums, Tiles, part_of
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
@@ -127,8 +134,10 @@ class _Loss:
         self.slope = 0.0 if form.detach else self.tiles.beta
         self.names = {name: STATISTICS[type(each)] for name, each in objective.statistics().items()}
         wanted = [name for name in DIFFERENTIABLE if name in self.names.values()]
-        self.outputs = [*(["own"] if pairing.num_views else []), *wanted, *(["pairs"] if self.pair_form else [])]
-        self.sums = Sums(self.tiles.anchors)
+        self.outputs = [*(["own scores"] if pairing.num_views else []), *wanted, *(["pairs"] if self.pair_form else [])]
+        self.sums, self.every = Sums(self.tiles.anchors), slice(0, len(pairing))
+        self.found: dict[str, PerRow] = {}  # the statistics of all rows
+        self.graph: tuple[dict[str, Tensor], Tensor] | None = None
 
     def own_scores(self) -> Tensor:
         """Compute the scores of the anchors' own positives, [b, p], from the views of the batch."""
@@ -153,53 +162,62 @@ class _Loss:
             self.sums.add("positive", rows, tile.positive.sum(-1, keepdim=True))
         return weighed
 
-    def counts(self, rows: slice = slice(None)) -> dict[str, PerRow]:
+    def counts(self, rows: slice) -> dict[str, PerRow]:
         """Return the numbers of other instances and of negatives, [r, 1] each."""
-        sums, tiles = self.sums, self.tiles
+        sums, tiles, like = self.sums, self.tiles, self.tiles.anchors
         others = self.pairing.num_candidates - (self.pairing.num_views if tiles.numbered else 0)
-        number = torch.full_like(tiles.shifts[rows], others)
-        number = number - sums["same_id"][rows] if "same_id" in sums else number
+        number = constant(torch.full, (rows.stop - rows.start, 1), others, dtype=like.dtype, device=like.device)
+        number = number - sums.of("same_id", rows) if "same_id" in sums else number
         if "support" in sums:
-            return {"others": number, "support": sums["support"][rows]}
-        return {"others": number, "support": number - sums["same_label"][rows] if tiles.excludes else number}
+            return {"others": number, "support": sums.of("support", rows)}
+        return {"others": number, "support": number - sums.of("same_label", rows) if tiles.excludes else number}
 
-    def statistics(self, own: Tensor, rows: slice = slice(None)) -> dict[str, PerRow]:
+    def statistics(self, own: Tensor, rows: slice) -> dict[str, PerRow]:
         """Return the statistics of some rows, and the sums behind them, after all of their tiles were added.
 
         Args:
             own: Scores of the anchors' own positives, [b, p].
             rows: The rows.
         """
-        sums, found, shift = self.sums, self.counts(rows), self.tiles.shifts[rows]
-        none, wanted = found["support"] == 0, self.names.values()
-        found["mass"] = (sums["mass"][rows] if "mass" in sums else found["support"]).masked_fill(none, 1.0)
-        found["weighed"] = sums["weighed"][rows].masked_fill(none, 1.0)  # any number: such a row has no gradient
+        sums, found, wanted = self.sums, self.counts(rows), self.names.values()
+        mass, weighed = sums.of("mass", rows) if "mass" in sums else found["support"], sums.of("weighed", rows)
+        none = None if self.always else found["support"] == 0
+        if none is not None:  # any number: a row without a negative has no gradient
+            mass, weighed = mass.masked_fill(none, 1.0), weighed.masked_fill(none, 1.0)
+        found |= {"mass": mass, "weighed": weighed}
         if "log_mean" in wanted:
-            mean = (found["weighed"] / found["mass"]).log_()
-            found["log_mean"] = mean.add_(shift, alpha=LN_2).masked_fill_(none, NEVER)
+            found["log_mean"] = self.tiles.add_shift((weighed / mass).log_(), rows, LN_2)
         if "log_mass" in wanted:
-            log_mass = found["mass"].log().add_(shift, alpha=LN_2 * self.tiles.beta)
-            found["log_mass"] = log_mass.masked_fill_(none, NEVER)
+            found["log_mass"] = self.tiles.add_shift(mass.log(), rows, LN_2 * self.tiles.beta)
+        for name in ("log_mean", "log_mass") if none is not None else ():
+            found |= {name: found[name].masked_fill_(none, NEVER)} if name in wanted else {}
         if "log_positives" in wanted:
             found["own"] = self._own_exponentials(own, rows)
             total = found["own"].sum(-1, keepdim=True)
-            total = total + sums["positive"][rows] if "positive" in sums else total
+            total = total + sums.of("positive", rows) if "positive" in sums else total
             found["positive"] = total.masked_fill(total == 0, 1.0)
-            log_positives = found["positive"].log().add_(shift, alpha=LN_2)
+            log_positives = self.tiles.add_shift(found["positive"].log(), rows, LN_2)
             found["log_positives"] = log_positives.masked_fill_(total == 0, 0.0)
         return found
 
+    @property
+    def always(self) -> bool:
+        """True if every anchor is known to have a negative, the same number for all."""
+        some = self.pairing.num_candidates > self.pairing.num_views
+        return some and self.tiles.numbered and not self.tiles.excludes and "support" not in self.sums
+
     def _own_exponentials(self, own: Tensor, rows: slice) -> Tensor:
         """Return u of the anchors' own positives, [r, p]."""
-        found = (own[rows] / LN_2 - self.tiles.shifts[rows]).exp2_()
+        found = self.tiles.add_shift(part_of(own, rows) / LN_2, rows, -1.0).exp2_()
         mask = self.pairing.positive_mask
         return found if mask is None else found * mask[rows]
 
-    def offset(self, found: dict[str, PerRow], rows: slice = slice(None)) -> PerRow:
+    def offset(self, found: dict[str, PerRow], rows: slice) -> PerRow:
         """Return the offset of the losses of positives by label, [r, 1]."""
-        none, names = found["support"] == 0, {"support": "support", **self.names}
+        names = {"support": "support", **self.names}
         values = {name: found[here] for name, here in names.items()}
         if self.objective.needs_negatives:  # as in ``Objective.real_losses``
+            none = found["support"] == 0
             values = {name: value.masked_fill(none, 1.0) for name, value in values.items()}
         objective = fields_of_rows(self.objective, rows, len(self.pairing))
         form = objective.pair_form
@@ -209,7 +227,7 @@ class _Loss:
     def add_pairs(self, rows: slice, tiles: Sequence[ExpTile], own: Tensor) -> None:
         """Sum ln(1 + k / u) over the tiles of a block of rows, and the slopes of these losses by the offset."""
         offset = self.offset(self.statistics(own, rows), rows)
-        k = (offset / LN_2 - self.tiles.shifts[rows]).exp2_().clamp_(1e-30, 1e30)
+        k = self.tiles.add_shift(offset / LN_2, rows, -1.0).exp2_().clamp_(1e-30, 1e30)
         self.sums.add("k", rows, k)
         for tile in tiles:
             assert tile.positive is not None
@@ -221,34 +239,37 @@ class _Loss:
             slopes = torch.div(k, torch.add(tile.positive, k, out=room), out=room).mul_(tile.promoted)
             self.sums.add("slopes", rows, slopes.sum(-1, keepdim=True))
 
-    def pairs(self, found: dict[str, PerRow]) -> PerRow:
+    def pairs(self) -> PerRow:
         """Return the sum of the losses of each anchor's positives by label."""
         if self.softplus:
             sums = self.sums["pairs"]
         else:
-            sums = self.sums["same_label"] * self.offset(found)
-            sums = sums - self.sums["similar"] / _detached(self.pairing.temperature)
-        return sums.masked_fill(found["support"] == 0, 0.0) if self.objective.needs_negatives else sums
+            self.graph = self.with_graph()
+            sums = self.sums["same_label"] * self.graph[1].detach()
+            sums = sums.sub_(self.sums["similar"] / _detached(self.pairing.temperature))
+        needs, none = self.objective.needs_negatives, self.found["support"] == 0
+        return sums.masked_fill(none, 0.0) if needs else sums
 
-    def coefficients(self, grads: dict[str, Tensor], found: dict[str, PerRow]) -> dict[str, PerRow]:
-        """Return a, c, p, h and k of all rows, those that are not zero.
+    def with_graph(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the statistics as leaves, and the offset of all rows as a function of them."""
+        with torch.enable_grad():
+            known = ((name, self.found.get(name)) for name in DIFFERENTIABLE)
+            leaves = {name: each.detach().requires_grad_() for name, each in known if each is not None}
+            return leaves, self.offset({**self.found, **leaves}, self.every)
 
-        Args:
-            grads: Gradients by the outputs.
-            found: The statistics of all rows.
-        """
-        grads, numbers = dict(grads), {}
+    def coefficients(self, grads: dict[str, Tensor]) -> dict[str, PerRow]:
+        """Return a, c, p, h and k of all rows, those that are not zero; ``grads`` are those by the outputs."""
+        grads, found, numbers = dict(grads), self.found, {}
         if "pairs" in grads:
             h = grads["pairs"]
             h = h.masked_fill(found["support"] == 0, 0.0) if self.objective.needs_negatives else h
             numbers["h"] = h
             if self.softplus:
                 numbers["k"] = self.sums["k"]
-            leaves = {name: found[name].detach().requires_grad_() for name in DIFFERENTIABLE if name in found}
-            with torch.enable_grad():
-                offset = self.offset({**found, **leaves})
+            leaves, offset = self.graph or self.with_graph()
             by_offset = h * self.sums["slopes" if self.softplus else "same_label"]
-            parts = torch.autograd.grad(offset, list(leaves.values()), by_offset, allow_unused=True)
+            inputs = list(leaves.values())
+            parts = torch.autograd.grad(offset, inputs, by_offset, allow_unused=True, retain_graph=True)
             for name, part in zip(leaves, parts, strict=True):
                 if part is not None:
                     grads[name] = grads[name] + part if name in grads else part
@@ -273,7 +294,7 @@ class _Loss:
         columns, negative = slice(tile.cut.low, tile.cut.high), tile.negative
 
         def of(name: str) -> Tensor:
-            mine = numbers[name][rows]
+            mine = part_of(numbers[name], rows)
             if not both:
                 return mine
             return torch.add(mine, numbers[name].T[:, columns], out=self.tiles.room("sum", negative))
@@ -291,7 +312,7 @@ class _Loss:
             grad.addcmul_(tile.positive, of("p"))
         if "k" not in numbers:
             return grad.addcmul_(tile.promoted, of("h"), value=-1.0)
-        roles = [{name: numbers[name][rows] for name in "hk"}]
+        roles = [{name: part_of(numbers[name], rows) for name in "hk"}]
         roles += [{name: numbers[name].T[:, columns] for name in "hk"}] if both else []
         for role in roles:
             slope = torch.add(tile.positive, role["k"], out=self.tiles.room("sum", negative))
@@ -305,16 +326,15 @@ class _Loss:
             found: The outputs of ``_Statistics``.
             own: Scores of the anchors' own positives, [b, p], unless they are among the outputs.
         """
-        own, counts, pairing = found.get("own", own), self.counts(), self.pairing
+        own, counts, pairing = found.get("own scores", own), self.counts(self.every), self.pairing
         assert own is not None
         values = {name: found[here] if here in found else counts[here] for name, here in self.names.items()}
         row = Row({"support": counts["support"], **values}, pairing.temperature)
         if self.pair_form is not None:
             number, pairs = self.sums["same_label"][:, 0], found["pairs"][:, 0]
             return RowResult(row, own, self._real(own), lambda objective: (pairs, number))
-        others = pairing.num_candidates - pairing.num_views
-        if self.tiles.numbered and others and not self.tiles.excludes and "support" not in self.sums:
-            row.number = others
+        if self.always:
+            row.number = pairing.num_candidates - pairing.num_views
             return RowResult(row, own, None)
         return RowResult(row, own, self._real(own))
 
@@ -342,7 +362,7 @@ class _Loss:
             own = scores.positives[:, : max(1, pairing.num_views - 1)]
         scores = scores.changed(positives=torch.cat([own, scores.positives[:, own.shape[1] :]], dim=1))
         row = self.objective.dense_row(scores, self.negatives.log_weights(scores))
-        found = {here: row.statistics[name] for name, here in self.names.items()} | {"own": own}
+        found = {here: row.statistics[name] for name, here in self.names.items()} | {"own scores": own}
         if self.pair_form is not None:
             real, p = scores.positive_valid, own.shape[1]
             losses = self.objective.real_losses(scores.positives[:, p:], row, real[:, p:])
@@ -370,14 +390,14 @@ class _Statistics(torch.autograd.Function):
             for tile in tiles.first(rows, loss.sums):
                 weighed = loss.add(tile, rows)
                 if ahead is not None:
-                    ahead[rows] += tiles.times_pool(weighed, tile.cut)
+                    ahead[rows].add_(tiles.times_pool(weighed, tile.cut))
                 if loss.softplus or tiles.keep:
                     held.append(tile)
             if loss.softplus:
                 loss.add_pairs(rows, held, own)
             kept += held if tiles.keep and learns and ahead is None else []
-        found = loss.statistics(own)
-        found |= {"own": own} | ({"pairs": loss.pairs(found)} if loss.pair_form else {})
+        found = loss.found = loss.statistics(own, loss.every)
+        found |= {"own scores": own} | ({"pairs": loss.pairs()} if loss.pair_form else {})
         saved = (None if as_given else each for each, as_given in zip(vectors, sides.as_given, strict=True))
         ctx.save_for_backward(temperature, own, ahead, *saved, *(each for tile in kept for each in tile[1:]))
         return tuple(found[name] for name in loss.outputs)
@@ -396,8 +416,8 @@ class _Statistics(torch.autograd.Function):
 def _by_tiles(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """Compute the gradients by the inputs of ``_Statistics``."""
     loss, (_, own, ahead, *saved) = ctx.loss, ctx.saved_tensors
-    by_name, found = dict(zip(loss.outputs, grads, strict=True)), loss.statistics(own)
-    numbers = loss.coefficients(by_name, found)
+    by_name = dict(zip(loss.outputs, grads, strict=True))
+    numbers = loss.coefficients(by_name)
     sums = _Gradients(loss, ctx.needs_input_grad[1], ctx.needs_input_grad[3:])
     if ahead is not None:
         sums.of_anchors = ahead * numbers["a"] if "a" in numbers else ahead
@@ -405,13 +425,12 @@ def _by_tiles(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         kept = saved[ctx.number :]
         for rows, tile in loss.tiles.stored(kept) if kept else loss.tiles.again():
             sums.add(tile, rows, numbers)
-    of_own = torch.zeros_like(own)
-    if "log_positives" in by_name:
-        of_own += found["own"] * numbers["p"]
+    of_own = loss.found["own"] * numbers["p"] if "p" in numbers else None
     if ctx.given:
         of_temperature, *of_vectors = sums.finish(None, own)
         return None, of_temperature, of_own, *of_vectors
-    of_temperature, *of_vectors = sums.finish(of_own + by_name["own"], own)
+    of_own = by_name["own scores"] if of_own is None else of_own + by_name["own scores"]
+    of_temperature, *of_vectors = sums.finish(of_own, own)
     return None, of_temperature, None, *of_vectors
 
 
@@ -445,9 +464,9 @@ class _Gradients:
             grad.mul_(tiles.scale[rows] * LN_2)
             self.scaled = True
         if self.wanted[0] or self.of_temperature:
-            self.of_anchors[rows] += tiles.times_pool(grad, cut)
+            self.of_anchors[rows].add_(tiles.times_pool(grad, cut))
         if (pool := self.of_pools[cut.pool]) is not None:
-            pool[:, cut.low : cut.high] += times_transposed(tiles.anchors[rows].T, grad.T)
+            pool[:, cut.low : cut.high].add_(times_transposed(part_of(tiles.anchors, rows).T, grad.T))
 
     def finish(self, of_own: Tensor | None, own: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients by the temperature, the anchors and the other pools.
@@ -482,7 +501,7 @@ class _Gradients:
         if views == 1:
             total.addcmul_(pull, self.loss.tiles.pools[0][: len(anchors)])
             if (pool := self.of_pools[0]) is not None:
-                pool[:, : len(anchors)] += (pull * anchors).T
+                pool[:, : len(anchors)].add_((pull * anchors).T)
         elif views == 2:
             both, half = pull[: len(pull) // 2] + pull[len(pull) // 2 :], len(anchors) // 2
             total[:half].addcmul_(both, anchors[half:])

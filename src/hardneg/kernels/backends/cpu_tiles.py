@@ -135,7 +135,16 @@ class Sums(dict[str, PerRow]):
                 self[name] = part
                 return
             self[name] = self.like.new_zeros(len(self.like), 1)
-        self[name][rows] += part
+        self[name][rows].add_(part)
+
+    def of(self, name: str, rows: slice) -> PerRow:
+        """Return the sums of some rows."""
+        return part_of(self[name], rows)
+
+
+def part_of(values: Tensor, rows: slice) -> Tensor:
+    """Return these rows; all of them without slicing, which would be one more operation."""
+    return values if rows.stop - rows.start == len(values) else values[rows]
 
 
 class Similarities(NamedTuple):
@@ -189,7 +198,8 @@ class Tiles:
         bits = sides.bound * float(self.scale if isinstance(self.scale, float) else self.scale.max())
         self.finite = bits < OUT / 1e6
         self.shift = bits if 2.0 * (1.0 + self.beta) * bits < MAX_BITS else None
-        self.shifts = self.anchors.new_full((len(self.anchors), 1), self.shift or 0.0)
+        self.shifts = None if self.shift is not None else self.anchors.new_zeros(len(self.anchors), 1)
+        self.minus_shift = self.anchors.new_tensor(-(self.shift or 0.0))
         self._set_tags()
         self.whole = twice or self.shift is None or form.window is not None
         self._cut()
@@ -210,6 +220,7 @@ class Tiles:
         known = [keys.labels if self.labelled else None for keys in sides]
         self.labels = _codes([each for each in known[:1] if each is not None], known[1:], dtype, False)
         self.counted = form.window is None and (form.banded or len(self.ids[0]) > 1)
+        self.selects = form.banded or form.window is not None
         self.floor: float | None = None
         if form.banded:  # threshold_ keeps the numbers above another one
             kind = np.float64 if dtype == torch.float64 else np.float32
@@ -227,9 +238,12 @@ class Tiles:
     def room(self, name: str, like: Tensor) -> Tensor:
         """Return memory for a tensor of this shape, the same for each tile."""
         room = self._rooms.get(name)
+        if room is not None and room.shape == like.shape:
+            return room
         if room is None or room.numel() < like.numel():
-            room = self._rooms[name] = torch.empty_like(like).view(-1)
-        return room[: like.numel()].view(like.shape)
+            room = self._rooms[name] = torch.empty_like(like)
+            return room
+        return room.view(-1)[: like.numel()].view(like.shape)
 
     def first(self, rows: slice, sums: Sums) -> Iterator[ExpTile]:
         """Compute the tiles of a block of rows, and before them what they depend on: edges and shift.
@@ -247,6 +261,7 @@ class Tiles:
             if self.shift is None:
                 largest = torch.cat([each.negative.amax(-1, keepdim=True) for each in held], dim=1)
                 top = largest.amax(-1, keepdim=True)
+                assert self.shifts is not None
                 self.shifts[rows] = torch.where(top > -OUT / 2, top, 0.0) * of_rows(self.scale, rows)
             tiles = iter(held)
         return (self._exponentials(each, rows) for each in tiles)
@@ -276,11 +291,11 @@ class Tiles:
         """Multiply numbers of the pairs of a tile with its candidates."""
         if (inverse := self.sides.inverse[cut.pool]) is not None:
             tile = torch.mul(tile, inverse[cut.low : cut.high], out=self.room("u", tile))
-        return times_transposed(tile, self.pools[cut.pool][cut.low : cut.high].T)
+        return times_transposed(tile, cut.of(self.pools[cut.pool], slice(None)).T)
 
     def _similarities(self, rows: slice, cut: Cut, sums: Sums | None) -> Similarities:
         """Multiply the vectors of a tile and mark the candidates that do not count."""
-        value = times_transposed(self.anchors[rows], self.pools[cut.pool][cut.low : cut.high])
+        value = times_transposed(part_of(self.anchors, rows), cut.of(self.pools[cut.pool], rows))
         if (inverse := self.sides.inverse[cut.pool]) is not None:
             value.mul_(inverse[cut.low : cut.high])
         same = self._leave_instance(value, rows, cut, sums)
@@ -290,9 +305,9 @@ class Tiles:
             if self.promotes:
                 sums.add("similar", rows, torch.mul(promoted, value, out=self.room("u", value)).sum(-1, keepdim=True))
         negative = value
-        if self.promotes and (self.excludes or self.floor is not None or self.form.window is not None):
-            negative = value.clone()  # positives are not masked
-        if promoted is not None and self.excludes:
+        if self.promotes and self.selects:
+            negative = value.clone()  # the positives are not selected
+        if promoted is not None and self.excludes and not (self.promotes and not self.selects):
             negative.sub_(promoted, alpha=OUT)
         if self.floor is not None:
             torch.threshold_(negative, self.floor, -OUT)
@@ -309,11 +324,12 @@ class Tiles:
         own, theirs = self.ids[0], self.ids[1][cut.pool]
         if theirs is None or not own:
             return None
-        same = torch.eq(own[0][rows], theirs[:, cut.low : cut.high], out=self.room("same", value))
+        theirs = theirs[:, cut.low : cut.high]
+        same = torch.eq(part_of(own[0], rows), theirs, out=self.room("same", value))
         if sums is not None:
             sums.add("same_id", rows, same.sum(-1, keepdim=True))
         for other in own[1:]:
-            found = torch.eq(other[rows], theirs[:, cut.low : cut.high], out=self.room("u", value))
+            found = torch.eq(part_of(other, rows), theirs, out=self.room("u", value))
             torch.maximum(same, found, out=same)
         value.sub_(same, alpha=OUT)
         return same
@@ -336,8 +352,8 @@ class Tiles:
         """Return 1 for candidates of the anchor's label that are not its own instance, 0 for others."""
         (own,), theirs = self.labels[0], self.labels[1][cut.pool]
         assert theirs is not None
-        room = torch.empty_like(value) if self.promotes and (self.keep or self.whole) else self.room("label", value)
-        found = torch.eq(own[rows], theirs[:, cut.low : cut.high], out=room)
+        room = self._new("label", value) if self.promotes else self.room("label", value)
+        found = torch.eq(part_of(own, rows), theirs[:, cut.low : cut.high], out=room)
         if self.numbered:
             self._fill_own(found, rows, cut, 0.0)
         elif same is not None:
@@ -347,23 +363,35 @@ class Tiles:
     def _exponentials(self, found: Similarities, rows: slice) -> ExpTile:
         """Replace the similarities of a tile by exponentials, in the same memory."""
         positive, weight, promoted = None, None, found.promoted if self.promotes else None
-        if promoted is not None and found.negative is not found.value:
+        if promoted is not None and self.selects:
             positive = self._in_bits(found.value, rows).exp2_().mul_(promoted)
         x = self._in_bits(found.negative, rows)
         if self.beta not in (0.0, 1.0):
-            room = torch.empty_like(x) if self.keep or self.whole else self.room("weight", x)
-            weight = torch.mul(x, self.beta, out=room).exp2_()
+            weight = torch.mul(x, self.beta, out=self._new("weight", x)).exp2_()
         negative = x.exp2_()
         if promoted is not None and positive is None:
-            positive = negative * promoted
+            positive = torch.mul(negative, promoted, out=self._new("positive", x))
+            if self.excludes:
+                negative.sub_(positive)
+                weight = None if weight is None else weight.addcmul_(weight, promoted, value=-1.0)
         return ExpTile(found.cut, negative, negative if self.beta == 1.0 else weight, positive, promoted)
+
+    def _new(self, name: str, like: Tensor) -> Tensor:
+        """Return memory for a part of a tile, new if several tiles are held."""
+        return torch.empty_like(like) if self.keep or self.whole else self.room(name, like)
 
     def _in_bits(self, similarity: Tensor, rows: slice) -> Tensor:
         """Turn similarities into x - R."""
-        shifts = self.shifts[rows].neg()
+        minus = self.minus_shift if self.shifts is None else part_of(self.shifts, rows).neg()
         if isinstance(self.scale, float):
-            return torch.add(shifts, similarity, alpha=self.scale, out=similarity)
-        return torch.addcmul(shifts, similarity, self.scale[rows], out=similarity)
+            return torch.add(minus, similarity, alpha=self.scale, out=similarity)
+        return torch.addcmul(minus, similarity, self.scale[rows], out=similarity)
+
+    def add_shift(self, x: Tensor, rows: slice, factor: float) -> Tensor:
+        """Add R to a tensor with one row per anchor, multiplied by a factor, in place."""
+        if self.shifts is None:
+            return x.add_((self.shift or 0.0) * factor)
+        return x.add_(part_of(self.shifts, rows), alpha=factor)
 
     def _find_places(self, rows: slice, tiles: list[Similarities], sums: Sums) -> None:
         """Find the edges of the window of ranks in whole rows, and mask what lies outside."""
