@@ -77,11 +77,13 @@ class RowResult(NamedTuple):
             losses = objective.__call__(self.positives, self.row) if self.losses is None else self.losses
             losses = losses if losses.shape == self.positives.shape else losses.expand_as(self.positives)
             return losses.mean(-1) if reduction == "none" else losses.mean()
-        losses = objective.real_losses(self.positives, self.row, self.real)
         if self.sum_pairs is None:
-            return _reduced(losses, self.real, reduction)
+            return _reduced(objective.real_losses(self.positives, self.row, self.real), self.real, reduction)
         sums, number = self.sum_pairs(objective)
-        return reduce_sums(losses.sum(-1) + sums, self.real.sum(-1) + number, reduction)
+        if self.positives.shape[1]:
+            sums = objective.real_losses(self.positives, self.row, self.real).sum(-1) + sums
+            number = self.real.sum(-1) + number
+        return reduce_sums(sums, number, reduction)
 
 
 class PairForm(NamedTuple):

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardneg.core.objectives.base import Objective, PairForm, Row, RowResult
+from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.pairing import Pairing, matrices, of_rows, other_views, positive_columns, similarity
 from hardneg.core.private_apis import is_plain, times_transposed
 from hardneg.core.statistics import LogMass, LogMean, LogPositives, Others, PerRow, Support
@@ -128,13 +128,15 @@ class _Loss:
         self, pairing: Pairing, negatives: Negatives, objective: Objective, form: ClosedForm, sides: Sides, keep: bool
     ) -> None:
         self.pairing, self.negatives, self.objective = pairing, negatives, objective
-        self.pair_form: PairForm | None = objective.pair_form if pairing.label_positives else None
-        self.softplus = self.pair_form is not None and self.pair_form.softplus
+        pair_form = objective.pair_form if pairing.label_positives else None
+        self.softplus = pair_form is not None and pair_form.softplus
         self.tiles = Tiles(pairing, form, sides, keep, self.softplus)
         self.slope = 0.0 if form.detach else self.tiles.beta
         self.names = {name: STATISTICS[type(each)] for name, each in objective.statistics().items()}
+        own = pairing.num_views and not self.tiles.joined
         wanted = [name for name in DIFFERENTIABLE if name in self.names.values()]
-        self.outputs = [*(["own scores"] if pairing.num_views else []), *wanted, *(["pairs"] if self.pair_form else [])]
+        pairs = ["losses" if self.softplus else "similar"] if pairing.label_positives else []
+        self.outputs = [*(["own scores"] if own else []), *wanted, *pairs]
         self.sums, self.every = Sums(self.tiles.anchors), slice(0, len(pairing))
         self.found: dict[str, PerRow] = {}  # the statistics of all rows
         self.graph: tuple[dict[str, Tensor], Tensor] | None = None
@@ -142,6 +144,8 @@ class _Loss:
     def own_scores(self) -> Tensor:
         """Compute the scores of the anchors' own positives, [b, p], from the views of the batch."""
         anchors, views = self.tiles.anchors, self.pairing.num_views
+        if self.tiles.joined:
+            return anchors.new_empty(len(anchors), 0)
         if views == 2:
             first, second = anchors.chunk(2)
             found = (first * second).sum(-1, keepdim=True).repeat(2, 1)
@@ -170,7 +174,10 @@ class _Loss:
         number = number - sums.of("same_id", rows) if "same_id" in sums else number
         if "support" in sums:
             return {"others": number, "support": sums.of("support", rows)}
-        return {"others": number, "support": number - sums.of("same_label", rows) if tiles.excludes else number}
+        if not tiles.excludes:
+            return {"others": number, "support": number}
+        own = self.pairing.num_views - len(tiles.filled) if tiles.joined else 0  # have the anchor's label, too
+        return {"others": number, "support": (number + own if own else number) - sums.of("same_label", rows)}
 
     def statistics(self, own: Tensor, rows: slice) -> dict[str, PerRow]:
         """Return the statistics of some rows, and the sums behind them, after all of their tiles were added.
@@ -178,26 +185,34 @@ class _Loss:
         Args:
             own: Scores of the anchors' own positives, [b, p].
             rows: The rows.
+
+        Returns:
+            Numbers by name; "none" marks rows without a negative and is left out if there are none.
         """
         sums, found, wanted = self.sums, self.counts(rows), self.names.values()
         mass, weighed = sums.of("mass", rows) if "mass" in sums else found["support"], sums.of("weighed", rows)
-        none = None if self.always else found["support"] == 0
-        if none is not None:  # any number: a row without a negative has no gradient
+        if not self.always and not found["support"].amin() > 0:
+            none = found["none"] = found["support"] == 0  # any number: such a row has no gradient
             mass, weighed = mass.masked_fill(none, 1.0), weighed.masked_fill(none, 1.0)
         found |= {"mass": mass, "weighed": weighed}
         if "log_mean" in wanted:
             found["log_mean"] = self.tiles.add_shift((weighed / mass).log_(), rows, LN_2)
         if "log_mass" in wanted:
             found["log_mass"] = self.tiles.add_shift(mass.log(), rows, LN_2 * self.tiles.beta)
-        for name in ("log_mean", "log_mass") if none is not None else ():
-            found |= {name: found[name].masked_fill_(none, NEVER)} if name in wanted else {}
+        for name in ("log_mean", "log_mass"):
+            if "none" in found and name in found:
+                found[name].masked_fill_(found["none"], NEVER)
         if "log_positives" in wanted:
-            found["own"] = self._own_exponentials(own, rows)
-            total = found["own"].sum(-1, keepdim=True)
-            total = total + sums.of("positive", rows) if "positive" in sums else total
-            found["positive"] = total.masked_fill(total == 0, 1.0)
-            log_positives = self.tiles.add_shift(found["positive"].log(), rows, LN_2)
-            found["log_positives"] = log_positives.masked_fill_(total == 0, 0.0)
+            total = sums.of("positive", rows) if "positive" in sums else 0.0
+            if own.shape[1]:
+                found["own"] = self._own_exponentials(own, rows)
+                total = total + found["own"].sum(-1, keepdim=True)
+            assert isinstance(total, Tensor)
+            some = bool(total.amin() > 0)
+            found["positive"] = total if some else total.masked_fill(total == 0, 1.0)
+            found["log_positives"] = self.tiles.add_shift(found["positive"].log(), rows, LN_2)
+            if not some:
+                found["log_positives"].masked_fill_(total == 0, 0.0)
         return found
 
     @property
@@ -216,17 +231,28 @@ class _Loss:
         """Return the offset of the losses of positives by label, [r, 1]."""
         names = {"support": "support", **self.names}
         values = {name: found[here] for name, here in names.items()}
-        if self.objective.needs_negatives:  # as in ``Objective.real_losses``
-            none = found["support"] == 0
-            values = {name: value.masked_fill(none, 1.0) for name, value in values.items()}
+        if "none" in found and self.objective.needs_negatives:  # as in ``Objective.real_losses``
+            values = {name: value.masked_fill(found["none"], 1.0) for name, value in values.items()}
         objective = fields_of_rows(self.objective, rows, len(self.pairing))
         form = objective.pair_form
         assert form is not None
         return form.offset(Row(values, of_rows(self.pairing.temperature, rows)))
 
-    def add_pairs(self, rows: slice, tiles: Sequence[ExpTile], own: Tensor) -> None:
+    def offset_of_all(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the statistics of all rows as leaves, and the offset as a function of them; computed once."""
+        if self.graph is None:
+            with torch.enable_grad():
+                known = {name: self.found[name] for name in DIFFERENTIABLE if name in self.found}
+                leaves = {name: each.detach().requires_grad_() for name, each in known.items()}
+                self.graph = leaves, self.offset({**self.found, **leaves}, self.every)
+        return self.graph
+
+    def add_losses(self, rows: slice, tiles: Sequence[ExpTile], own: Tensor) -> None:
         """Sum ln(1 + k / u) over the tiles of a block of rows, and the slopes of these losses by the offset."""
-        offset = self.offset(self.statistics(own, rows), rows)
+        found = self.statistics(own, rows)
+        if rows == self.every:
+            self.found = found
+        offset = self.offset_of_all()[1].detach() if rows == self.every else self.offset(found, rows)
         k = self.tiles.add_shift(offset / LN_2, rows, -1.0).exp2_().clamp_(1e-30, 1e30)
         self.sums.add("k", rows, k)
         for tile in tiles:
@@ -235,46 +261,41 @@ class _Loss:
             room = self.tiles.room("u", tile.positive)
             u = torch.sub(1.0, tile.promoted, out=room).add_(tile.positive)  # 1 for other candidates
             losses = torch.div(k, u, out=room).log1p_().mul_(tile.promoted)
-            self.sums.add("pairs", rows, losses.sum(-1, keepdim=True))
+            self.sums.add("losses", rows, losses.sum(-1, keepdim=True))
             slopes = torch.div(k, torch.add(tile.positive, k, out=room), out=room).mul_(tile.promoted)
             self.sums.add("slopes", rows, slopes.sum(-1, keepdim=True))
 
-    def pairs(self) -> PerRow:
-        """Return the sum of the losses of each anchor's positives by label."""
-        if self.softplus:
-            sums = self.sums["pairs"]
-        else:
-            self.graph = self.with_graph()
-            sums = self.sums["same_label"] * self.graph[1].detach()
-            sums = sums.sub_(self.sums["similar"] / _detached(self.pairing.temperature))
-        needs, none = self.objective.needs_negatives, self.found["support"] == 0
-        return sums.masked_fill(none, 0.0) if needs else sums
+    def outputs_of(self, own: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs, after all tiles were added."""
+        found = self.found = self.found or self.statistics(own, self.every)
+        if "similar" in self.outputs:
+            found["similar"] = self.sums["similar"] / _detached(self.pairing.temperature)
+        if "losses" in self.outputs:
+            found["losses"] = self._real(self.sums["losses"])
+        return tuple(own if name == "own scores" else found[name] for name in self.outputs)
 
-    def with_graph(self) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the statistics as leaves, and the offset of all rows as a function of them."""
-        with torch.enable_grad():
-            known = ((name, self.found.get(name)) for name in DIFFERENTIABLE)
-            leaves = {name: each.detach().requires_grad_() for name, each in known if each is not None}
-            return leaves, self.offset({**self.found, **leaves}, self.every)
+    def _real(self, sums: PerRow) -> PerRow:
+        """Replace sums of losses of rows that lack a negative by 0, if the objective needs negatives."""
+        none = self.found.get("none")
+        return sums if none is None or not self.objective.needs_negatives else sums.masked_fill(none, 0.0)
 
     def coefficients(self, grads: dict[str, Tensor]) -> dict[str, PerRow]:
         """Return a, c, p, h and k of all rows, those that are not zero; ``grads`` are those by the outputs."""
         grads, found, numbers = dict(grads), self.found, {}
-        if "pairs" in grads:
-            h = grads["pairs"]
-            h = h.masked_fill(found["support"] == 0, 0.0) if self.objective.needs_negatives else h
-            numbers["h"] = h
-            if self.softplus:
-                numbers["k"] = self.sums["k"]
-            leaves, offset = self.graph or self.with_graph()
-            by_offset = h * self.sums["slopes" if self.softplus else "same_label"]
-            inputs = list(leaves.values())
+        if "similar" in grads:
+            numbers["h"] = -grads["similar"]
+        if "losses" in grads:
+            h = self._real(grads["losses"])
+            numbers |= {"h": h, "k": self.sums["k"]}
+            leaves, offset = self.offset_of_all()
+            inputs, by_offset = list(leaves.values()), h * self.sums["slopes"]
             parts = torch.autograd.grad(offset, inputs, by_offset, allow_unused=True, retain_graph=True)
             for name, part in zip(leaves, parts, strict=True):
                 if part is not None:
                     grads[name] = grads[name] + part if name in grads else part
         if "log_mean" in grads:
-            numbers["a"] = grads["log_mean"] * (1.0 + self.slope) / found["weighed"]
+            by_mean = grads["log_mean"] * (1.0 + self.slope) if self.slope else grads["log_mean"]
+            numbers["a"] = by_mean / found["weighed"]
         if self.slope:
             by_mass = grads.get("log_mean", 0.0) - grads.get("log_mass", 0.0)
             numbers["c"] = by_mass * self.slope / found["mass"]
@@ -326,21 +347,26 @@ class _Loss:
             found: The outputs of ``_Statistics``.
             own: Scores of the anchors' own positives, [b, p], unless they are among the outputs.
         """
-        own, counts, pairing = found.get("own scores", own), self.counts(self.every), self.pairing
-        assert own is not None
-        values = {name: found[here] if here in found else counts[here] for name, here in self.names.items()}
-        row = Row({"support": counts["support"], **values}, pairing.temperature)
-        if self.pair_form is not None:
-            number, pairs = self.sums["same_label"][:, 0], found["pairs"][:, 0]
-            return RowResult(row, own, self._real(own), lambda objective: (pairs, number))
+        own, known, pairing = found.get("own scores", own), {**self.found, **found}, self.pairing
+        own = self.own_scores() if own is None else own
+        row = Row(
+            {"support": known["support"], **{name: known[here] for name, here in self.names.items()}},
+            pairing.temperature,
+        )
         if self.always:
             row.number = pairing.num_candidates - pairing.num_views
-            return RowResult(row, own, None)
-        return RowResult(row, own, self._real(own))
+        real = torch.ones_like(own, dtype=torch.bool) if pairing.positive_mask is None else pairing.positive_mask
+        if not pairing.label_positives:
+            return RowResult(row, own, None if self.always else real)
+        number = self.sums["same_label"]
 
-    def _real(self, own: Tensor) -> Tensor:
-        mask = self.pairing.positive_mask
-        return torch.ones_like(own, dtype=torch.bool) if mask is None else mask
+        def sum_pairs(objective: Objective) -> tuple[Tensor, Tensor]:
+            if self.softplus:
+                return found["losses"][:, 0], number[:, 0]
+            losses = number * self.offset(known, self.every) - found["similar"]
+            return self._real(losses)[:, 0], number[:, 0]
+
+        return RowResult(row, own, real, sum_pairs)
 
     def by_matrices(self, temperature: Tensor | None, own: Tensor | None, *vectors: Tensor) -> list[Tensor]:
         """Compute the outputs of ``_Statistics`` from matrices, for derivatives of higher order."""
@@ -359,14 +385,14 @@ class _Loss:
             )
         )
         if own is None:
-            own = scores.positives[:, : max(1, pairing.num_views - 1)]
+            own = scores.positives[:, : 0 if self.tiles.joined else max(1, pairing.num_views - 1)]
         scores = scores.changed(positives=torch.cat([own, scores.positives[:, own.shape[1] :]], dim=1))
         row = self.objective.dense_row(scores, self.negatives.log_weights(scores))
         found = {here: row.statistics[name] for name, here in self.names.items()} | {"own scores": own}
-        if self.pair_form is not None:
-            real, p = scores.positive_valid, own.shape[1]
-            losses = self.objective.real_losses(scores.positives[:, p:], row, real[:, p:])
-            found["pairs"] = losses.sum(-1, keepdim=True)
+        if pairing.label_positives:
+            positives, real = scores.positives[:, own.shape[1] :], scores.positive_valid[:, own.shape[1] :]
+            losses = self.objective.real_losses(positives, row, real)
+            found |= {"losses": losses.sum(-1, keepdim=True), "similar": (positives * real).sum(-1, keepdim=True)}
         return [found[name] for name in self.outputs]
 
 
@@ -394,13 +420,12 @@ class _Statistics(torch.autograd.Function):
                 if loss.softplus or tiles.keep:
                     held.append(tile)
             if loss.softplus:
-                loss.add_pairs(rows, held, own)
+                loss.add_losses(rows, held, own)
             kept += held if tiles.keep and learns and ahead is None else []
-        found = loss.found = loss.statistics(own, loss.every)
-        found |= {"own scores": own} | ({"pairs": loss.pairs()} if loss.pair_form else {})
+        found = loss.outputs_of(own)
         saved = (None if as_given else each for each, as_given in zip(vectors, sides.as_given, strict=True))
         ctx.save_for_backward(temperature, own, ahead, *saved, *(each for tile in kept for each in tile[1:]))
-        return tuple(found[name] for name in loss.outputs)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -425,11 +450,12 @@ def _by_tiles(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         kept = saved[ctx.number :]
         for rows, tile in loss.tiles.stored(kept) if kept else loss.tiles.again():
             sums.add(tile, rows, numbers)
-    of_own = loss.found["own"] * numbers["p"] if "p" in numbers else None
+    of_own = loss.found["own"] * numbers["p"] if "p" in numbers and "own" in loss.found else None
     if ctx.given:
         of_temperature, *of_vectors = sums.finish(None, own)
         return None, of_temperature, of_own, *of_vectors
-    of_own = by_name["own scores"] if of_own is None else of_own + by_name["own scores"]
+    if "own scores" in by_name:
+        of_own = by_name["own scores"] if of_own is None else of_own + by_name["own scores"]
     of_temperature, *of_vectors = sums.finish(of_own, own)
     return None, of_temperature, None, *of_vectors
 

@@ -221,6 +221,9 @@ class Tiles:
         self.labels = _codes([each for each in known[:1] if each is not None], known[1:], dtype, False)
         self.counted = form.window is None and (form.banded or len(self.ids[0]) > 1)
         self.selects = form.banded or form.window is not None
+        views = pairing.num_views
+        self.joined = self.promotes and self.excludes and self.numbered and not self.selects
+        self.filled = [0] * (views > 1) if self.joined else [*range(min(0, 1 - views), max(1, views))]
         self.floor: float | None = None
         if form.banded:  # threshold_ keeps the numbers above another one
             kind = np.float64 if dtype == torch.float64 else np.float32
@@ -343,7 +346,7 @@ class Tiles:
             return
         views = self.pairing.num_views
         step = len(self.anchors) // views
-        for view in range(1 - views, views):
+        for view in self.filled:
             place = rows.start + view * step - cut.low
             if -tile.shape[0] < place < tile.shape[1]:
                 tile.diagonal(place).fill_(value)
