@@ -126,8 +126,9 @@ def unit(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* d"]:
                 [0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    if has_unit(vectors):
-        rows: Tensor = Unit.apply(vectors)  # type: ignore[no-untyped-call]
+    norm = _norm_on_cpu(vectors)
+    if norm is not None or has_unit(vectors):
+        rows: Tensor = Unit.apply(vectors, norm)  # type: ignore[no-untyped-call]
         return rows
     near_one = scaled(vectors)
     norm = torch.linalg.vector_norm(near_one, dim=-1, keepdim=True)
@@ -210,14 +211,20 @@ def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_unit(vectors: Tensor) -> bool:
-    """Return True if ``Unit`` supports the vectors: plain tensors on a CPU, or of at most 32 bits on a GPU."""
-    kind = vectors.device.type
-    return (kind == "cpu" or (kind == "cuda" and vectors.dtype != torch.float64)) and is_plain(vectors)
+    """Return True if fused normalisation is faster than separate operations, for vectors of any norm (CUDA only)."""
+    return vectors.is_cuda and vectors.dtype != torch.float64 and is_plain(vectors)
 
 
-def unit_rows(vectors: Annotated[Tensor, "* d"]) -> tuple[Annotated[Tensor, "* d"], Annotated[Tensor, "* 1"]]:
-    """Return rows of norm 1 in float32 or wider, and their norms, [..., 1]; the norm of a zero row is infinite."""
-    norm = torch.threshold_(_norm(vectors), 0.0, math.inf)
+def unit_rows(
+    vectors: Annotated[Tensor, "* d"], norm: Annotated[Tensor, "* 1"] | None = None
+) -> tuple[Annotated[Tensor, "* d"], Annotated[Tensor, "* 1"]]:
+    """Return rows of norm 1 in float32 or wider, and their norms, [..., 1], where the norm of a zero row is infinite.
+
+    Args:
+        vectors: The vectors, [..., d].
+        norm: Their norms, if known; otherwise they are computed in float64, so no scaling is needed.
+    """
+    norm = torch.threshold_(_norm(vectors), 0.0, math.inf) if norm is None else norm
     dtype = torch.promote_types(vectors.dtype, torch.float32)
     return torch.div(vectors, norm, out=torch.empty_like(vectors, dtype=dtype)), norm
 
@@ -236,40 +243,41 @@ def unit_gradient(grad: Tensor, vectors: Tensor, rows: Tensor, norm: Tensor) -> 
 
 
 class Unit(torch.autograd.Function):
-    """``unit`` as one autograd function: see ``has_unit``."""
+    """``unit`` as one autograd function, on a GPU and for usual norms on a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        """Return the unit rows."""
-        rows, norm = unit_rows(vectors)
+    def forward(ctx: Any, vectors: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Return the unit rows; see ``unit_rows`` for the norm."""
+        rows, norm = unit_rows(vectors, norm)
         ctx.save_for_backward(vectors, rows, norm)
         return rows
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the gradient by the vectors."""
         (grad,), (vectors, rows, norm) = gradients, ctx.saved_tensors
         if torch.is_grad_enabled() or not is_plain(grad):  # div(out=) supports neither derivatives nor vmap
             norm = _norm(vectors)
             across: Tensor = grad - rows * (grad * rows).sum(-1, keepdim=True)
-            return (across / norm.masked_fill(norm == 0, math.inf)).to(vectors.dtype)
-        return unit_gradient(grad, vectors, rows, norm)
+            return (across / norm.masked_fill(norm == 0, math.inf)).to(vectors.dtype), None
+        return unit_gradient(grad, vectors, rows, norm), None
 
 
 def _norm(vectors: Tensor) -> Annotated[Tensor, "* 1"]:
-    """Return the norms of rows without overflow: in float64 on a GPU; on a CPU, where that takes long, as follows."""
-    found: Tensor
-    if vectors.is_cuda:
-        found = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
-        return found
-    wide = widened(vectors)
-    squares = (wide * wide).sum(-1, keepdim=True)  # a tenth of the time of vector_norm
-    if not squares.numel() or in_range(squares.detach()):
-        return squares.sqrt()
-    largest = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True)
-    near_one = wide / largest.masked_fill(largest == 0, 1.0)
-    found = largest * (near_one * near_one).sum(-1, keepdim=True).sqrt()
-    return found
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    return norm
+
+
+def _norm_on_cpu(vectors: Tensor) -> Annotated[Tensor, "* 1"] | None:
+    """Return the norms of vectors on a CPU in a tenth of the time of vector_norm; None if their squares might overflow.
+
+    None as well for vectors that a custom autograd function cannot replace.
+    """
+    if vectors.device.type != "cpu" or not vectors.numel() or not is_plain(vectors):
+        return None
+    wide = widened(vectors.detach())
+    squares = torch.mul(wide, wide).sum(-1, keepdim=True)
+    return squares.sqrt_() if in_range(squares) else None
 
 
 def in_range(squares: Tensor) -> bool:
