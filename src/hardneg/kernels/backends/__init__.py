@@ -1,4 +1,5 @@
-"""Fused backends: ``triton`` on a GPU, and ``tilted``, a shortcut for uniform and tilted negatives of views.
+"""Fused backends of the closed family: ``triton`` on a GPU, ``cpu`` on a CPU, ``tilted`` for small batches of views.
 
-``kernels.engine`` has the contract, the choice, and the two backends in plain PyTorch.
+``kernels.engine`` has the contract, the choice, and the two backends in plain PyTorch. ``cpu`` and ``tilted`` have no
+name of their own: they are asked first by those two.
 """
