@@ -29,7 +29,7 @@ from hardneg.mining import job as module
 from hardneg.mining.engines import ClusterLost, JobPart, Local, PartDone, Ray, Work, WorkerLost
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
-from hardneg.mining.stages import Files
+from hardneg.mining.stages import FileStore
 from support.errors import raises
 
 RULES = {
@@ -126,9 +126,9 @@ def test_parts_in_any_order_and_twice(
         assert run(replace(parted, part=f"{part}/3")) is None
         assert not Path(files.out).exists()
     computed: list[str] = []
-    original = Files.write
+    original = FileStore.write
     monkeypatch.setattr(
-        Files, "write", lambda self, stage, *rest: computed.append(stage) or original(self, stage, *rest)
+        FileStore, "write", lambda self, stage, *rest: computed.append(stage) or original(self, stage, *rest)
     )
     assert mined(parted, merge=True) == whole
     if set(order) == {0, 1, 2} and rule == "a margin":

@@ -154,7 +154,8 @@ def power_of_two(wide: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "* 1"]:
     whole, exponent, lowest = _bits[wide.dtype]
     bits = torch.linalg.vector_norm(wide.detach(), math.inf, dim=-1, keepdim=True).view(whole)
     # Clearing the mantissa rounds down to a power of two. bits - 1 makes that of 0 infinite: no gradient for zero rows.
-    return ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
+    power: Tensor = ((bits - 1) & exponent).clamp(min=lowest).view(wide.dtype)
+    return power
 
 
 def is_zero(vectors: Annotated[Tensor, "* d"]) -> Annotated[Tensor, "*"]:
