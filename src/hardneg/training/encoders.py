@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from hardneg.batching.refresh import device_of, eval_mode
 from hardneg.core.errors import ArgumentError, UnknownName, argument_error
@@ -249,19 +249,33 @@ class Represent:
         encoder: The encoder; switched to evaluation mode for each computation.
         epoch: Epoch whose views ``views`` returns.
         seed: Seed of these views.
+        spread: Whether all ranks call the same methods at the same time; each then encodes its share of the rows, and
+            all of them get the features of all rows, which are those that one process computes.
     """
 
     encoder: nn.Module
     epoch: int = 0
     seed: int = 0
+    spread: bool = False
 
     def __call__(self, inputs: Any) -> Features:
         """Return the features of the encoder's inputs, [b, d]."""
         return embed(self.encoder, inputs, lambda batch: batch)
 
-    def items(self, items: Any) -> Features:
-        """Return the features of all items of a data set, [n, d], on the device of the items."""
-        return embed(self.encoder, torch.arange(len(items), device=items.ids.device), items.plain)
+    def items(self, items: Any, rows: Annotated[Tensor, "m"] | None = None) -> Features:
+        """Return the features of items of a data set, on the device of the items.
+
+        Args:
+            items: The items of a split.
+            rows: Positions [m]; None for all items.
+        """
+        every = torch.arange(len(items), device=items.ids.device) if rows is None else rows
+        size = rows_at_once(items.plain(every[:1]))
+
+        def encode(index: Tensor) -> list[Features]:
+            return [embed(self.encoder, index, items.plain, batch_size=size)]
+
+        return self._in_parts(every, size, encode)[0]
 
     def views(self, items: Any, most: int = 2048) -> tuple[Features, Features]:
         """Return the features of two views of each item, as training would draw them.
@@ -273,11 +287,32 @@ class Represent:
         Returns:
             Two tensors [min(n, most), d], with row i of both from the same item.
         """
-        pairs, every = [], torch.arange(min(len(items), most), device=items.ids.device)
-        for index in torch.split(every, max(1, rows_at_once(items.plain(every[:1])) // 2)):
-            pairs.append([self(view) for view in items.views_evaluated(index, self.epoch, self.seed)])
-        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        every = torch.arange(min(len(items), most), device=items.ids.device)
+
+        def encode(index: Tensor) -> list[Features]:
+            return [self(view) for view in items.views_evaluated(index, self.epoch, self.seed)]
+
+        first, second = self._in_parts(every, max(1, rows_at_once(items.plain(every[:1])) // 2), encode)
         return first, second
+
+    def _in_parts(self, rows: Tensor, size: int, encode: Callable[[Tensor], list[Features]]) -> list[Features]:
+        """Encode rows in parts; with ``spread`` each rank encodes every n-th part, and sums fill in the others.
+
+        The parts are the same for any number of ranks, so that the features have the same bits.
+        """
+        parts = torch.split(rows, size)
+        if not (self.spread and distributed.is_available() and distributed.is_initialized()):
+            return [torch.cat(side) for side in zip(*map(encode, parts), strict=True)]
+        for buffer in self.encoder.buffers():  # batch statistics differ where ranks cannot share them
+            distributed.broadcast(buffer, src=0)
+        found = [one.new_zeros(len(rows), one.shape[1]) for one in encode(rows[:1])]
+        for number in range(distributed.get_rank(), len(parts), distributed.get_world_size()):
+            place = slice(number * size, number * size + len(parts[number]))
+            for whole, part in zip(found, encode(parts[number]), strict=True):
+                whole[place] = part
+        for whole in found:
+            distributed.all_reduce(whole)
+        return found
 
 
 def check_embeds(encoder: nn.Module, rows: Any, prepare: Callable[[Any], Any], noun: str = "image") -> None:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from hardneg.core.errors import ArgumentError
 from hardneg.negatives.grammar import read_expression
-from hardneg.training.encoders import embed
 from hardneg.training.evaluation.embeddings import knn_predict
 from hardneg.training.evaluation.logistic import folds_of
 from hardneg.training.evaluation.sts import evaluate_sts, read_sts, sts_figures
@@ -65,7 +64,7 @@ def _some(items: Any, represent: Any, name: str, most: int) -> tuple[Tensor, Ten
     """Return features and labels of a fixed random subset of at most ``most`` items."""
     labels = items.labelled(f"--monitor {name}")
     some = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))[:most].to(labels.device)
-    return embed(represent.encoder, some, items.plain), labels[some]
+    return represent.items(items, some), labels[some]
 
 
 def retrieval(items: Any, represent: Any) -> float:

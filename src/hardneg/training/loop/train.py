@@ -170,6 +170,7 @@ class Loop:
         torch.manual_seed(options.seed)
         self.method = synchronised(build(options, self.data, self.total).to(accelerator.device), accelerator)
         encoder = encoder_record(self.method.recorded_encoder())
+        self.initial_weights = encoder["initial_weights"]
         if accelerator.is_main_process:
             run.check_encoder(encoder)
         self.average = AveragedWeights(self.method.encoder, options.ema) if options.ema else None
@@ -275,7 +276,7 @@ class Loop:
         if not self.options.patience:
             return False
         stop = torch.zeros((), device=self.accelerator.device)
-        if self.accelerator.is_main_process:  # the only rank that evaluates the monitor
+        if self.accelerator.is_main_process:  # the only rank that reads the records
             values = self._monitored()
             best = values.index(max(values)) if values else 0
             stop += len(values) - best > self.options.patience
@@ -370,8 +371,8 @@ class Loop:
         if self.monitor is None or self.epoch % self.options.monitor_every:
             return
         total = torch.zeros((), device=self.accelerator.device)
+        value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed, spread=True))
         if self.accelerator.is_main_process:
-            value = self.monitor(self.data, Represent(self.evaluated, self.epoch, self.options.seed))
             before = self._monitored()
             self.run.log(step=self.step, epoch=self.epoch - 1, monitor=value)
             if value > max(before, default=-math.inf):
@@ -402,10 +403,7 @@ class Loop:
         if not self.spec.encode:
             return self.refresher.known(self.step)
         with self.seconds.part("encoding"):
-            vectors = normalize(Represent(self.method.encoder).items(self.data), dim=-1)
-        if self.accelerator.num_processes > 1:  # ranks differ where batch statistics are not synchronised
-            torch.distributed.broadcast(vectors, src=0)
-        return vectors
+            return normalize(Represent(self.method.encoder, spread=True).items(self.data), dim=-1)
 
     def _record(self, epoch: int, loss: Tensor) -> dict[str, float]:
         """Record loss and diagnostics of the last step; raise ``NotFinite`` if the loss is NaN or infinite."""
@@ -449,14 +447,14 @@ class Loop:
         return NotFinite("train", "finite losses and weights", f"{what} at step {self.step}", fix)
 
     def finish(self, splits: Splits, views: MakeImageViews | Augmentation | None = None) -> None:
-        """Evaluate and end the run; the first rank does this while the others wait.
+        """Evaluate and end the run; all ranks encode, and the first one writes.
 
         Args:
             splits: Training, test and probe items as they were loaded.
             views: The augmentation with which ``train`` was called, if any.
         """
+        figures = self.evaluate(splits, views)
         if self.accelerator.is_main_process:
-            figures = self.evaluate(splits, views)
             # Summed over all attempts of a resumed run, as far as they were saved.
             total = sum(self.epoch_seconds)
             times = {"seconds": round(total, 3), "epoch_seconds": self.epoch_seconds}
@@ -476,22 +474,22 @@ class Loop:
             ``share_seen``, the means over the last records (``final``), ``collapsed``, the figures of the evaluation,
             and under ``before_training`` those of the encoder before training.
         """
-        records = [record for record in self.run.metrics() if "loss" in record]
         figures: dict[str, Any] = {"share_seen": self.share_seen}
-        if records:
+        first = self.accelerator.is_main_process
+        if first and (records := [record for record in self.run.metrics() if "loss" in record]):
             figures["final"] = final_of(records)
             figures["collapsed"] = self._warn_if_collapsed(figures["final"], records)
         once = replace(self.options, compile=False)  # compiling does not pay off for a single pass
         test, probe = (
             part and part.prepared(once, views).to(self.accelerator.device) for part in (splits.test, splits.probe)
         )
-        represent = Represent(self.evaluated, self.options.epochs, self.options.seed)
+        represent = Represent(self.evaluated, self.options.epochs, self.options.seed, spread=True)
         splits = Splits(self.data, test, probe)
         found: Evaluation = test.evaluate(splits, represent, self.options)
         if (initial := self._initial_encoder()) is not None:
             before = test.evaluate(splits, replace(represent, encoder=initial), self.options).figures
             figures[BEFORE] = before_training(before, found.figures)
-        if found.arrays:
+        if first and found.arrays:
             write_atomically(self.run.path / "embeddings.npz", sealing(lambda file: save_arrays(file, **found.arrays)))
         return figures | found.figures
 
@@ -500,8 +498,7 @@ class Loop:
         with torch.random.fork_rng():
             torch.manual_seed(self.options.seed)
             method = self.build(self.options, self.data, self.total).to(self.accelerator.device)
-        begun = self.run.config()["trained"]["encoder"]["initial_weights"]
-        same = encoder_record(method.recorded_encoder())["initial_weights"] == begun
+        same = encoder_record(method.recorded_encoder())["initial_weights"] == self.initial_weights
         return method.encoder if same else None
 
     def _warn_if_collapsed(self, final: dict[str, Any], records: list[dict[str, Any]]) -> bool:
