@@ -118,14 +118,18 @@ def test_simcse_with_a_tilt_is_hcl(tmp_path: Path) -> None:
     assert_step(method, batch, torch.stack(losses).mean())
 
 
-@pytest.mark.parametrize("directions", ["one", "both"])
-def test_pairs_have_all_mined_negatives_and_never_a_text_of_their_own(directions: str, tmp_path: Path) -> None:
-    method, data, batch = made("pairs", tmp_path, directions=directions)
+@pytest.mark.parametrize(("directions", "ids"), [("one", True), ("both", True), ("one", False)])
+def test_pairs_have_all_mined_negatives_and_never_a_text_of_their_own(
+    directions: str, ids: bool, tmp_path: Path
+) -> None:
+    method, data, batch = made("pairs", tmp_path, directions=directions, ids=ids)
     assert batch.mined is not None
     parts = (batch.first, batch.second, batch.mined.inputs)
     z1, z2, z3 = (normalize(method.encoder(part), dim=-1) for part in parts)
     documents, mined = data.documents[IDS], batch.mined.ids  # type: ignore[attr-defined]
     assert int(documents[3]) == int(documents[4]), "two rows share their positive"
+    if not ids:  # only the own row is no negative
+        documents, mined = torch.arange(6), torch.full_like(mined, -1)
     ways = []
     for a, b, extra in ((z1, z2, True), (z2, z1, False)):
         losses = []

@@ -88,6 +88,7 @@ NOT_RUN = {
     "bad_images": "of image files: test_lazy_images.py",
     "clusters": "needs negatives that need it: test_bank_recipes.py",
     "text_encoder": "of images and texts: test_image_texts.py",
+    "ids": "of texts: test_text_recipes.py",
     "token_pooling": "of texts: test_text_encoders.py",
 }
 
