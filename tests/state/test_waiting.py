@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardneg as hn
+from hardneg.core import tensors
 from hardneg.core.keyed import generator_at, uniforms_at
 from hardneg.core.types import Keys
+from hardneg.kernels.backends import cpu
 from hardneg.state import stateful
 from hardneg.state.stateful import Stateful, Writes
 from support.vectors import make_unit_vectors
@@ -66,6 +68,8 @@ STEPS: dict[str, Callable[[], Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", STEPS)
 def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateful, "check_ids", lambda who, ids, num_instances: ids)
+    monkeypatch.setattr(cpu, "rows", lambda *args, **kwargs: None)  # as on a GPU
+    monkeypatch.setattr(tensors, "_norm_on_cpu", lambda vectors: None)
     step, waits = STEPS[name](), Waits()
     for number in range(7):  # at powers of two a ContrastiveLoss looks for what to warn of; at first all is looked up
         generator = torch.Generator().manual_seed(number)

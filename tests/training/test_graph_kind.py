@@ -112,7 +112,7 @@ def test_labels_of_the_test_graphs_choose_neither_weights_nor_values(file: str, 
     with raises(ArgumentError, who="train", what="--monitor", got="--data", fix="--monitor"):
         run("graphcl", tmp_path / "run", short(file, monitor_every=1))
     run("graphcl", tmp_path / "other", short(file, monitor_every=1, monitor="retrieval"))
-    tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), ("learning_rate", (0.01, 0.1)))
+    tuned = Comparison(("graphcl()", "infograph()"), 2, short(file), {"learning_rate": (0.01, 0.1)})
     with raises(ArgumentError, who="compare", what="--tune", got="--data", fix="--data"):
         compare(tuned, tmp_path / "out", show=lambda line: None)
 

@@ -168,7 +168,7 @@ def test_a_view_is_a_crop_and_texts_stay_whole(table: str) -> None:
         ([{"image": "bar0.png", "caption": "a"}], "[image]", "imagetext:TABLE"),
         ([{"image": "bar0.png", "caption": "a"}], "[image,word]", "'word' is not known"),
         ([{"image": "bar0.png", "caption": "a"}], "@2", "at least 4 pixels"),
-        ([{"image": "bar0.png", "caption": "a"}] * 3, "", "more images with texts of their own, got 1"),
+        ([{"image": "bar0.png", "caption": "a"}] * 3, "", "more images with different texts, got 1"),
         ([{"image": "bar0.png", "caption": "a"}, {"image": "wide.png", "caption": "b"}], "", "images of one size"),
     ],
 )

@@ -231,7 +231,7 @@ def test_equal_arms_and_unknown_tuning_are_refused(data: str, tmp_path: Path) ->
     same = Comparison(("simclr()", "simclr(temperature=0.5)"), 2, short(data))
     with raises(ArgumentError, who="compare", what="distinct arms", got="same options"):
         compare(same, tmp_path)
-    tuned = Comparison(("simclr()", "hcl()"), 2, short(data), ("queue", (64.0,)))
+    tuned = Comparison(("simclr()", "hcl()"), 2, short(data), {"queue": (64.0,)})
     with raises(UnknownName, name="queue"):
         compare(tuned, tmp_path)
     assert not (tmp_path / "runs").exists()

@@ -179,5 +179,5 @@ def test_an_estimate_needs_labels_of_several_classes(data: str) -> None:
     options = SimCLROptions(**options_of(data, tau_plus="estimate"))
     for labels in (None, torch.zeros(len(splits(options).train), dtype=torch.long)):
         with pytest.raises(ArgumentError) as raised:
-            with_estimate(options, SimpleNamespace(labels=labels), {})
+            with_estimate(options, SimpleNamespace(labels=labels, has="vectors"), {})
         assert raised.value.where == "--tau-plus estimate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,7 @@ def refreshes(batches: int, every: int, epochs: int) -> list[int]:
     """The steps at which one is due, after a warm-up of one epoch."""
     spec, total = SimpleNamespace(refresh=every), epochs * batches
     fresh: Any = SimpleNamespace(spec=spec, sampler=Batches(batches), total=total, refreshed=batches)
+    fresh._lead = partial(PlanRefresher._lead, fresh)
     found = [batches]
     for step in range(batches + 1, total + 1):
         if PlanRefresher.is_due(fresh, step, (step - 1) // batches):

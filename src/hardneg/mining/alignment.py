@@ -162,8 +162,11 @@ def warn_of_easy_negatives(
         warn_once(f"alignment: {message}", message)
 
 
-def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
-    """Warn if a factor compares with the positives and some queries have none, so it removes nothing there."""
+def warn_of_missing_positives(positives: Pairs, negatives: Negatives, stacklevel: int = 4) -> None:
+    """Warn if a factor compares with the positives and some queries have none, so it removes nothing there.
+
+    ``stacklevel`` is that of ``warnings.warn``: the number of calls between the warning and the user's line.
+    """
     margin = next((factor for factor in negatives.factors if _looks_at_positives(factor)), None)
     missing = int((positives.count() == 0).sum())
     if margin is not None and missing:
@@ -171,7 +174,7 @@ def warn_of_missing_positives(positives: Pairs, negatives: Negatives) -> None:
             f"{missing:,} of {len(positives):,} queries have no positive, so {margin!r} removes nothing there and may "
             "leave false negatives. Give their positives, or leave these queries out."
         )
-        warnings.warn(MiningWarning(message, "no positive"), stacklevel=4)
+        warnings.warn(MiningWarning(message, "no positive"), stacklevel=stacklevel)
 
 
 def warn_of_short(found: Explanation, k: int) -> None:
@@ -183,7 +186,7 @@ def warn_of_short(found: Explanation, k: int) -> None:
             f"{found.short:,} of {found.queries:,} queries have fewer than k={k} negatives, {found.empty:,} of them "
             f"none: their rows are padded. Lower k, or {fix}."
         )
-        warnings.warn(MiningWarning(message, "short"), stacklevel=3)
+        warnings.warn(MiningWarning(message, "short"), stacklevel=4)
 
 
 def _looks_at_positives(factor: Negatives) -> bool:

@@ -198,7 +198,7 @@ def mine_vectors(
     miner = Miner(queries, corpus, positives, rule, temperature, near_positive, search, rescore, guide)
     alignment = miner.alignment()
     warn_of_alignment(alignment)
-    warn_of_missing_positives(miner.scorer.positives, rule.negatives)
+    warn_of_missing_positives(miner.scorer.positives, rule.negatives, stacklevel=5)
     mined = miner.joined(miner.mined(progress))
     if rescore is None:
         several = bool((miner.scorer.positives.count() > 1).any())
