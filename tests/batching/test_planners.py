@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import pickle
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hardneg.batching.graph import ProximityGraph, build_graph
+from hardneg.batching.plan import Segment
 from hardneg.batching.planners import (
     Communities,
     Consecutive,
@@ -308,6 +310,20 @@ def test_plan_is_saved_loaded_and_exported(tmp_path: Path) -> None:
     assert [int(row["instance"]) for row in rows] == plan.order.tolist()
     assert rows[33] == {"batch": "1", "place": "1", "instance": str(plan[1][1]), "segment": "0"}
     assert "coverage 100.0%" in str(plan.describe(vectors, labels))
+
+
+def test_a_plan_is_not_changed_by_the_plans_that_extend_it() -> None:
+    begun = Plan.from_batches([[3, 1]], num_instances=9, batch_size=2)
+    one = begun
+    for i in range(4):
+        one = one.extended([np.array([i, i + 4])], Segment(len(one), 1, "", ""))
+    other = begun.extended([np.array([8])], Segment(1, 1, "", ""))
+    both = one.extended([np.array([8])], Segment(len(one), 1, "", ""))
+    assert [batch.tolist() for batch in begun] == [[3, 1]]
+    assert [batch.tolist() for batch in other] == [[3, 1], [8]]
+    assert [batch.tolist() for batch in one] == [[3, 1], [0, 4], [1, 5], [2, 6], [3, 7]]
+    assert both.order.tolist() == [*one.order.tolist(), 8]
+    assert pickle.loads(pickle.dumps(both)).digest() == both.digest()
 
 
 def test_plan_goes_to_parquet(tmp_path: Path) -> None:

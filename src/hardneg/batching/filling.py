@@ -167,14 +167,16 @@ class BatchBuilder:
         return self.draw()
 
     def starts(self, count: int) -> Nodes:
-        """Take uniform free nodes as starts of the next ``count`` batches; only for coverage "once" without a guard."""
+        """Take ``count`` uniform free nodes, such as starts of batches; only for coverage "once" without a guard."""
         assert self.covering
         assert self.guard is None
-        found = self.order[:0]
-        for nodes in self._uniform(at_once=64):
-            found = np.concatenate([found, nodes[: count - len(found)]])
-            if len(found) == count:
+        parts, missing = [self.order[:0]], count
+        for nodes in self._uniform(at_once=max(64, count)):
+            parts.append(nodes[:missing])
+            missing -= len(parts[-1])
+            if not missing:
                 break
+        found = np.concatenate(parts)
         self.taken[found] = 1
         return found
 
@@ -230,8 +232,7 @@ class BatchBuilder:
             self._repeat()
 
     def add(self, batches: Iterable[Nodes]) -> None:
-        """Add complete batches; only for coverage "free" without a guard."""
-        assert not self.covering
+        """Add complete batches, whose nodes are taken or may overlap; only without a guard."""
         assert self.guard is None
         for batch in batches:
             self.closed.append(batch)

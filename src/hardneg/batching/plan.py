@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,26 @@ class Segment:
     refused: int = 0
 
 
+class _Growing:
+    """An array with room for more, so that the segments of an epoch are appended in linear time."""
+
+    def __init__(self, start: Nodes) -> None:
+        self.memory, self.used = start, len(start)
+
+    def appended(self, more: Nodes) -> Nodes:
+        """Append values and return all; what was returned before stays as it is."""
+        used, self.used = self.used, self.used + len(more)
+        if self.used > len(self.memory):
+            self.memory = np.concatenate([self.memory[:used], np.empty(2 * self.used - used, dtype=np.int64)])
+        self.memory[used : self.used] = more
+        return self.memory[: self.used]
+
+
+class _Memory(NamedTuple):
+    order: _Growing
+    offsets: _Growing
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The batches of one epoch, as far as they are planned.
@@ -78,6 +98,7 @@ class Plan:
     order: Nodes = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     offsets: Nodes = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     segments: tuple[Segment, ...] = ()
+    _memory: _Memory | None = field(default=None, repr=False)
 
     @classmethod
     def from_batches(cls, batches: list[Any], num_instances: int, batch_size: int) -> Plan:
@@ -112,13 +133,16 @@ class Plan:
 
     def extended(self, batches: list[Nodes], segment: Segment) -> Plan:
         """Return this plan with one more segment."""
-        ends = self.offsets[-1] + np.cumsum([len(batch) for batch in batches])
-        return replace(
-            self,
-            order=np.concatenate([self.order, *batches]),
-            offsets=np.concatenate([self.offsets, ends]).astype(np.int64),
-            segments=(*self.segments, segment),
-        )
+        ends = self.offsets[-1] + np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+        nodes = np.concatenate([self.order[:0], *batches])
+        memory = self._memory
+        if memory is None or memory.offsets.used != len(self.offsets):  # else this plan is the last that was extended
+            memory = _Memory(_Growing(self.order), _Growing(self.offsets))
+        order, offsets = memory.order.appended(nodes), memory.offsets.appended(ends)
+        return replace(self, order=order, offsets=offsets, segments=(*self.segments, segment), _memory=memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan.from_parts, (self.parts(),)
 
     def digest(self) -> str:
         """Return sixteen hex digits that identify the batches."""

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
@@ -276,11 +278,15 @@ class PlannedBatchSampler(BatchSampler):
             return UniformPlanner(), self.num_instances
         return self.planner.at(epoch, self.total_epochs), self.num_instances if data is None else data
 
-    def _slice(self, batch: Any) -> list[int]:
-        """Return the part of a global batch that belongs to this rank."""
-        local = len(batch) // self.num_replicas
-        own: list[int] = batch[self.rank * local : (self.rank + 1) * local].tolist()
-        return own
+    def _slices(self, plan: Plan, first: int) -> list[list[int]]:
+        """Return the part of each batch from ``first`` on that belongs to this rank."""
+        nodes, offsets = plan.order[plan.offsets[first] :], plan.offsets[first:] - plan.offsets[first]
+        if self.num_replicas > 1:
+            local = np.diff(offsets) // self.num_replicas
+            starts = offsets[:-1] + self.rank * local
+            return [nodes[low : low + size].tolist() for low, size in zip(starts, local, strict=True)]
+        nodes, ends = nodes.tolist(), offsets.tolist()
+        return [nodes[low:high] for low, high in pairwise(ends)]
 
 
 class ProximityBatchSampler(PlannedBatchSampler):
@@ -340,6 +346,13 @@ class ProximityBatchSampler(PlannedBatchSampler):
 class PlanIterator(Iterator[list[int]]):
     """One pass over an epoch; its state is small, and is saved by torchdata's StatefulDataLoader."""
 
+    _plan: Plan
+    _position: int
+    _hashed: int
+    _ready: Iterator[list[int]]
+    _builder: BatchBuilder | None
+    _source: PlanSource | None
+
     def __init__(self, sampler: PlannedBatchSampler, epoch: int, position: int = 0) -> None:
         self._sampler = sampler
         self._begin(epoch, position)
@@ -353,16 +366,21 @@ class PlanIterator(Iterator[list[int]]):
         return self._position
 
     def __next__(self) -> list[int]:
-        sampler = self._sampler
-        sampler._position = 0  # not earlier: a loader with workers makes two iterators, and uses the second
-        if self._position == len(sampler):
-            if sampler.epoch == self._plan.epoch:
-                sampler._passed = True
+        self._sampler._position = 0  # not earlier: a loader with workers makes two iterators, and uses the second
+        for batch in self._ready:
+            self._position += 1
+            return batch
+        if self._position == len(self._sampler):
+            if self._sampler.epoch == self._plan.epoch:
+                self._sampler._passed = True
             raise StopIteration
-        return sampler._slice(self._advance())
+        self._continue()
+        return next(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this pass, and a digest of the batches so far."""
+        low, self._hashed = self._hashed, int(self._plan.offsets[self._position])
+        self._hash.update(self._plan.order[low : self._hashed].tobytes())
         return {
             "epoch": self._plan.epoch,
             "position": self._position,
@@ -383,40 +401,38 @@ class PlanIterator(Iterator[list[int]]):
             raise argument_error(type(sampler).__name__, what, "seed", sampler.seed)
         sampler.set_epoch(state["epoch"])
         self._begin(state["epoch"], state["position"])
-        if self._hash.hexdigest() != state["digest"]:
+        if self.state_dict()["digest"] != state["digest"]:
             what = f"the plan of the interrupted run to resume epoch {state['epoch']} at batch {state['position']}"
             fix = "before the loader's state is loaded, set sampler.plan = Plan.load(path)"
             raise ArgumentError(type(sampler).__name__, what, "other batches", fix)
 
     def _begin(self, epoch: int, position: int) -> None:
         """Go to a batch of an epoch, planning those before it if necessary."""
-        self._plan, self._position, self._builder, self._source = self._sampler._begun(epoch), 0, None, None
-        self._hash = batch_hash(self._plan)
+        self._plan, self._builder, self._source = self._sampler._begun(epoch), None, None
+        self._hash, self._hashed = batch_hash(self._plan), 0
         self._sampler._plan = self._plan
-        while self._position < position:
-            self._advance()
+        while len(self._plan) < position:
+            self._extend()
+        self._position, self._ready = position, iter(self._sampler._slices(self._plan, position))
 
-    def _advance(self) -> Any:
-        """Return the next batch; plans the next segment at the end of the current one."""
-        if self._position == len(self._plan):
-            sampler = self._sampler
-            waits = sampler._planned is not None or isinstance(sampler._data, Future)
-            planned = sampler._from_process(self._plan) if waits else None
-            if planned is not None:
-                self._plan, self._builder, self._source = planned, None, None
-            else:
-                if self._builder is None:
-                    self._builder = sampler._rules_of(self._plan.epoch).builder(self._plan)
-                if self._source is None or self._position % sampler.segment == 0:
-                    self._source = sampler._source(self._plan.epoch)
-                self._plan = sampler._continued(self._plan, self._builder, self._source)
-        batch = self._plan[self._position]
-        self._hash.update(batch.tobytes())
-        self._position += 1
-        return batch
+    def _continue(self) -> None:
+        """Plan the next segment and make its batches ready."""
+        self._extend()
+        self._ready = iter(self._sampler._slices(self._plan, self._position))
 
-    _builder: BatchBuilder | None
-    _source: PlanSource | None
+    def _extend(self) -> None:
+        """Plan the next segment."""
+        sampler = self._sampler
+        waits = sampler._planned is not None or isinstance(sampler._data, Future)
+        planned = sampler._from_process(self._plan) if waits else None
+        if planned is not None:
+            self._plan, self._builder, self._source = planned, None, None
+            return
+        if self._builder is None:
+            self._builder = sampler._rules_of(self._plan.epoch).builder(self._plan)
+        if self._source is None or len(self._plan) % sampler.segment == 0:
+            self._source = sampler._source(self._plan.epoch)
+        self._plan = sampler._continued(self._plan, self._builder, self._source)
 
 
 def _ranks(who: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -179,7 +180,7 @@ class Epoch:
         if self.guard is not None:
             self.guard.check(self.num_instances, self.batch_size)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Sizes of all batches of an epoch."""
         whole, rest = divmod(self.num_instances, self.batch_size)
@@ -216,9 +217,10 @@ class Epoch:
         planner.fill_all(prepared, builder, count, rng)
         tally = vars(builder.tally) if planner.offers else {**vars(builder.tally), "filled": 0}
         segment = Segment(len(plan), count, text_of(planner), digest_of(data), **tally)
-        return plan.extended(
-            [batch[: len(batch) - len(batch) % self.num_replicas] for batch in builder.closed], segment
-        )
+        batches = builder.closed
+        if self.num_replicas > 1:
+            batches = [batch[: len(batch) - len(batch) % self.num_replicas] for batch in batches]
+        return plan.extended(batches, segment)
 
 
 def text_of(planner: Planner) -> str:

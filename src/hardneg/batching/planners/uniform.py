@@ -7,6 +7,7 @@ batches are pieces of the data in its order, for positives that follow each othe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,16 @@ class UniformPlanner(Planner):
 
     def fill(self, prepared: Any, builder: BatchBuilder, rng: np.random.Generator) -> None:
         """Offer nothing: the builder fills open places uniformly."""
+
+    def fill_all(self, prepared: Any, builder: BatchBuilder, count: int, rng: np.random.Generator) -> None:
+        """Cut the next batches from the permutation of the epoch, if neither a guard nor overlaps are in the way."""
+        if builder.guard is not None or not builder.covering:
+            return super().fill_all(prepared, builder, count, rng)
+        ends = np.cumsum(builder.sizes[builder.num_closed : builder.num_closed + count]).tolist()
+        nodes = builder.starts(ends[-1] if ends else 0)
+        builder.tally.filled += len(nodes)
+        builder.add(nodes[low:high] for low, high in pairwise([0, *ends]))
+        return None
 
 
 @dataclass(frozen=True)
