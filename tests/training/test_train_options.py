@@ -89,6 +89,7 @@ NOT_RUN = {
     "clusters": "needs negatives that need it: test_bank_recipes.py",
     "text_encoder": "of images and texts: test_image_texts.py",
     "ids": "of texts: test_text_recipes.py",
+    "denominator": "of pairs: test_two_sided.py",
     "token_pooling": "of texts: test_text_encoders.py",
 }
 

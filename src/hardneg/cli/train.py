@@ -73,6 +73,7 @@ EXAMPLES: dict[str, list[str]] = {
         '--data "imagetext:photos.jsonl[image,caption]@64"',
         "--data imagetext:FOLDER --encoder resnet18 --epochs 30",
         "--data embeddings:pairs.npz --dim 256 --epochs 20",
+        "--data embeddings:pairs.npz --denominator sogclr",
     ],
     "quick-thoughts": ["--data text:story.txt --batch-size 400"],
     "sogclr": ["--data cifar10 --batch-size 128 --gamma 0.9 --epochs 100"],

@@ -53,6 +53,8 @@ class SogCLR(nn.Module):
         seed: Not used.
         divide_by_temperature: Whether to return the scale of NT-Xent instead of the authors'.
         negatives: The distribution of negatives.
+        documents: Document of each instance, [num_instances]; instances of one document are never negatives of each
+            other.
 
     Example:
         >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
@@ -62,6 +64,7 @@ class SogCLR(nn.Module):
     """
 
     last: dict[str, Tensor]
+    documents: Tensor | None
 
     def __init__(
         self,
@@ -73,8 +76,10 @@ class SogCLR(nn.Module):
         seed: int = 0,
         divide_by_temperature: bool = False,
         negatives: Negatives = Uniform(),
+        documents: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("documents", documents, persistent=False)
         check_among("SogCLR", "views", views, ("two", "cross"))
         self.temperature, self.negatives = temperature, negatives
         self.divide_by_temperature, self.views = divide_by_temperature, views
@@ -105,6 +110,7 @@ class SogCLR(nn.Module):
             both = [_relative(cross_views(*pair, self.temperature, ids, labels)) for pair in ((z1, z2), (z2, z1))]
         else:
             both = [two_views(z1, z2, self.temperature, ids, labels)]
+        both = [_of_other_documents(scores, self.documents) for scores in both]
         parts = [self._one(*part, ids) for part in zip(both, self.partitions, strict=True)]
         losses, real, running = (torch.stack(values).mean() for values in zip(*parts, strict=True))
         self.last = {"real_loss": real, "running_loss": running}
@@ -126,6 +132,16 @@ class SogCLR(nn.Module):
         some = (log_w != NEVER).any(-1, keepdim=True)
         running = torch.where(some, log_norm[:, None] - scores.positives.detach(), 0.0)
         return reduce(losses, scores), _real(scores, log_w), running.mean()
+
+
+def _of_other_documents(scores: Scores, documents: Tensor | None) -> Scores:
+    """Leave out the candidates that have the document of the anchor."""
+    if documents is None:
+        return scores
+    anchors, candidates = scores.anchor_tags.ids, scores.candidate_tags.ids
+    assert anchors is not None
+    assert candidates is not None
+    return scores.narrowed((documents[anchors][:, None] != documents[candidates.clamp(min=0)]) | (candidates < 0))
 
 
 def _relative(scores: Scores) -> Scores:
@@ -170,6 +186,8 @@ class EMC2(nn.Module):
             only; ``last["outside"]`` is their share.
         num_steps: Steps per batch; by default the number of candidates.
         seed: Seed of the chains.
+        documents: Document of each instance, [num_instances]; instances of one document are never negatives of each
+            other.
 
     Example:
         >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
@@ -179,6 +197,7 @@ class EMC2(nn.Module):
     """
 
     last: dict[str, Tensor]
+    documents: Tensor | None
 
     def __init__(
         self,
@@ -191,8 +210,10 @@ class EMC2(nn.Module):
         remember: Bank | None = None,
         num_steps: int | None = None,
         seed: int = 0,
+        documents: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("documents", documents, persistent=False)
         check_among("EMC2", "views", views, ("two", "cross"))
         if proposals not in ("batch", "data set"):
             raise argument_error("EMC2", "proposals 'batch' or 'data set'", "proposals", proposals)
@@ -273,6 +294,7 @@ class EMC2(nn.Module):
             views = torch.cat([views, each[None]], dim=1)
             steps = int(scores.valid[:, :-num_views].sum(-1).max()) if steps is None else steps
             scores = scores.narrowed(_and_known(scores, own.ids))
+        scores = _of_other_documents(scores, self.documents)
         return scores, self.chain.walk(scores, slots, views=views, num_steps=steps)
 
     def _from_data_set(
@@ -296,7 +318,7 @@ class EMC2(nn.Module):
         parts = [proposed] if own is None else [proposed, own]
         known = torch.cat([part.ids for part in parts], dim=1)  # type: ignore[misc]
         scores = score(anchors, positives, parts, self.temperature)
-        scores = scores.narrowed(_and_known(scores, known))
+        scores = _of_other_documents(scores.narrowed(_and_known(scores, known)), self.documents)
         order = torch.arange(steps, device=slots.device).expand(rows, -1)
         order = torch.where(scores.valid[:, :steps], order, -1)
         views = torch.cat([views, view], dim=1)[:, : known.shape[1]]

@@ -364,7 +364,36 @@ class SimCSEOptions(TextOptions, SimCLROptions):
 
 
 @dataclass(frozen=True)
-class PairsOptions(SimCSEOptions):
+class TwoSidedOptions(SimCLROptions):
+    """Options of the recipes with two sides whose loss may be over the whole data set."""
+
+    denominator: str = option(
+        "batch",
+        "Denominator of the loss: over the batch; over the data set by sogclr (running normalisers) or emc2 (Markov "
+        "chains); or isogclr, over the batch with a learnt temperature per pair.",
+        NEGATIVES,
+        among=("batch", "sogclr", "emc2", "isogclr"),
+    )
+    gamma: float = option(0.9, "Weight of the new value in sogclr's normalisers.", NEGATIVES, low=0.0, high=1.0)
+    burn_in: float = option(0.5, "Share of emc2's walks that is discarded.", NEGATIVES, low=0.0, high=0.999)
+    rho: float = option(0.3, "Radius of isogclr's KL constraint.", NEGATIVES, low=0.0)
+
+    def check(self) -> None:
+        """Raise for options of a loss over the batch with another denominator."""
+        if self.denominator == "batch":
+            return
+        check_fixed(f"--denominator {self.denominator}", self)
+        usual = {"objective": "info_nce", "generate": None, "positives_in_denominator": "own"}
+        if self.denominator == "emc2":
+            usual["negatives"] = "Uniform()"
+        for name, value in usual.items():
+            if (given := getattr(self, name)) != value:
+                what = f"--{name.replace('_', '-')} to be unset, since its loss is over the data set"
+                raise ArgumentError(f"--denominator {self.denominator}", what, repr(given))
+
+
+@dataclass(frozen=True)
+class PairsOptions(SimCSEOptions, TwoSidedOptions):
     """The first text of each pair against the second ones of the batch and mined negatives."""
 
     data: str = option("pairs:", TEXT, DATA)
@@ -381,19 +410,28 @@ class PairsOptions(SimCSEOptions):
     )
     sources: ClassVar[tuple[str, ...]] = ("batch", "mined")
 
+    def check(self) -> None:
+        """Raise for a denominator over the data set with one direction, where it needs both."""
+        super().check()
+        if self.denominator == "sogclr" and self.directions == "one":
+            raise ArgumentError("--denominator sogclr", "--directions both, which its code has", "directions='one'")
+
 
 @dataclass(frozen=True)
-class CLIPOptions(SimCLROptions):
+class CLIPOptions(TwoSidedOptions):
     """Two encoders, both directions, a learnt temperature: CLIP, also on precomputed vectors."""
 
     data: str = option(
         "embeddings:", "Data set: imagetext:TABLE, imagetext:FOLDER, pairs:FILE or embeddings:FILE.npz.", DATA
     )
     text_encoder: str = option("auto", f"Text encoder for image-text data: {TEXT_ENCODER}", DATA)
-    temperature: float | str = option(0.07, "Initial temperature; it is learnt.", NEGATIVES, low=0.01)
+    temperature: float | str = option(
+        0.07, "Initial temperature; it is learnt, unless --denominator keeps it.", NEGATIVES, low=0.01
+    )
 
     def check(self) -> None:
         """Raise for a temperature schedule, since the temperature is a parameter of the model."""
+        super().check()
         if isinstance(self.temperature, str):
             what = "a number as --temperature, the initial value of the learnt one"
             raise ArgumentError("clip", what, repr(self.temperature))

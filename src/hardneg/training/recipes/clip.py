@@ -2,7 +2,8 @@
 
 ``--data imagetext:TABLE[image,caption]`` trains an image and a text encoder. The light version trains two projection
 heads on precomputed vectors: ``--data embeddings:FILE.npz``. The temperature is exp(-scale) and at least 0.01, as in
-the authors' code. ``--objective sigmoid`` is SigLIP (Zhai et al. 2023), whose bias is learnt as well.
+the authors' code. ``--objective sigmoid`` is SigLIP (Zhai et al. 2023), whose bias is learnt as well. With
+``--denominator`` the loss is over the whole data set, at a constant temperature, or each pair learns its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hardneg.training.data.items import Items
 from hardneg.training.loop.parts import loss_for
 from hardneg.training.options import CLIPOptions
 from hardneg.training.recipes.simclr import SimCLR
+from hardneg.training.recipes.two_sided import TwoSided
 
 MIN_TEMPERATURE = 0.01
 """Lower bound of the temperature."""
@@ -49,6 +51,11 @@ class CLIP(SimCLR):
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
+        self.whole: TwoSided | None = None
+        if options.denominator != "batch":
+            self.whole = TwoSided(options, self.documents, options.dim, both=True)
+            self.scale.requires_grad_(False)
+            self.everywhere = True  # type: ignore[misc]  # all ranks hold the same state
 
     def loss_for(self, options: CLIPOptions) -> ContrastiveLoss:
         """Build the loss; a sigmoid objective gets a learnt bias."""
@@ -56,7 +63,7 @@ class CLIP(SimCLR):
         if isinstance(objective, Sigmoid):
             start = objective.bias if "bias" in options.objective else SIGLIP_BIAS
             objective = replace(objective, bias=nn.Parameter(torch.tensor(float(start))))
-        return loss_for(options, **self.arguments, objective=objective)
+        return loss_for(options, **self.arguments, objective=objective, gather=options.denominator == "batch")
 
     def temperature(self) -> Tensor:
         """Return the current temperature, exp(-scale), a scalar."""
@@ -73,7 +80,14 @@ class CLIP(SimCLR):
 
     def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the mean loss of both directions for images (or first texts) ``z1`` and texts ``z2``, each [b, d]."""
+        if self.whole is not None:
+            loss: Tensor = self.whole(z1, z2, ids, labels)
+            return loss
         return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        """Return the loss in nats, for a surrogate the real loss of the batch."""
+        return loss if self.whole is None else self.whole.recorded(loss)
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the loss of one direction, with the current temperature."""
