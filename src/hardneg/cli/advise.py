@@ -62,7 +62,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Advice:
     """An arm to try.
 
     Attributes:
@@ -140,14 +140,14 @@ def advice_on(profile: Profile, entries: list[dict[str, Any]], data: str) -> dic
     }
 
 
-def _suggestions(near: list[dict[str, Any]]) -> list[Suggestion]:
+def _suggestions(near: list[dict[str, Any]]) -> list[Advice]:
     """Order the arms by their mean gain; those that did harm everywhere are left out, and the baseline stays."""
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in near:
         for arm in entry["arms"]:
             found.setdefault(arm["arm"], []).append({**arm, "data": entry["data"]})
     made = [
-        Suggestion(
+        Advice(
             arm,
             sum(one["difference"] for one in seen) / len(seen),
             min(one["low"] for one in seen),

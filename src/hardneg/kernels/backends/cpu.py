@@ -45,7 +45,7 @@ from hardneg.core.tensors import (
     without_autocast,
 )
 from hardneg.core.tiles import NEVER
-from hardneg.kernels.backends.cpu_tiles import LN_2, ExpTile, Sides, Sums, Tiles, part_of
+from hardneg.kernels.backends.cpu_tiles import LN_2, ClosedFormTiles, ExpTile, RowSums, Sides, part_of
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
 
@@ -130,14 +130,14 @@ class _Loss:
         self.pairing, self.negatives, self.objective = pairing, negatives, objective
         pair_form = objective.pair_form if pairing.label_positives else None
         self.softplus = pair_form is not None and pair_form.softplus
-        self.tiles = Tiles(pairing, form, sides, keep, self.softplus)
+        self.tiles = ClosedFormTiles(pairing, form, sides, keep, self.softplus)
         self.slope = 0.0 if form.detach else self.tiles.beta
         self.names = {name: STATISTICS[type(each)] for name, each in objective.statistics().items()}
         own = pairing.num_views and not self.tiles.joined
         wanted = [name for name in DIFFERENTIABLE if name in self.names.values()]
         pairs = ["losses" if self.softplus else "similar"] if pairing.label_positives else []
         self.outputs = [*(["own scores"] if own else []), *wanted, *pairs]
-        self.sums, self.every = Sums(self.tiles.anchors), slice(0, len(pairing))
+        self.sums, self.every = RowSums(self.tiles.anchors), slice(0, len(pairing))
         self.found: dict[str, PerRow] = {}  # the statistics of all rows
         self.graph: tuple[dict[str, Tensor], Tensor] | None = None
 

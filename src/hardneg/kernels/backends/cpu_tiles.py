@@ -1,8 +1,8 @@
 """The tiles of a loss on a CPU: which candidates count, and their exponentials, in few passes over each tile.
 
-``Sides`` has the vectors as they are multiplied, and ``Tiles`` computes the tiles of ``cpu``, whose docstring defines
-u, w and R. Nothing is selected pair by pair: masks are numbers, 0 or 1, and a candidate that does not count gets a
-similarity so low that its exponential is 0.
+``Sides`` has the vectors as they are multiplied, and ``ClosedFormTiles`` computes the tiles of ``cpu``, whose docstring
+defines u, w and R. Nothing is selected pair by pair: masks are numbers, 0 or 1, and a candidate that does not count
+gets a similarity so low that its exponential is 0.
 
 The edges of a window of ranks are those of sorted rows: numpy sorts a row in less time than a product of the tile takes
 (torch.topk: ten times as long). Ranks and masks refer to the same bits, because the forward and the backward pass
@@ -117,7 +117,7 @@ def _largest_norm(vectors: Tensor, unit: bool) -> float:
     return math.sqrt(_squares(vectors).max())
 
 
-class Sums(dict[str, PerRow]):
+class RowSums(dict[str, PerRow]):
     """Sums of all rows by name, [b, 1] each.
 
     Args:
@@ -147,7 +147,7 @@ def part_of(values: Tensor, rows: slice) -> Tensor:
     return values if rows.stop - rows.start == len(values) else values[rows]
 
 
-class Similarities(NamedTuple):
+class SimilarityTile(NamedTuple):
     """The similarities of a tile; those with the anchor's own instance are reduced by OUT."""
 
     cut: Cut
@@ -178,7 +178,7 @@ class Place(NamedTuple):
     """False if all candidates that are as close belong to the set."""
 
 
-class Tiles:
+class ClosedFormTiles:
     """Computes the tiles of one loss.
 
     Args:
@@ -248,7 +248,7 @@ class Tiles:
             return room
         return room.view(-1)[: like.numel()].view(like.shape)
 
-    def first(self, rows: slice, sums: Sums) -> Iterator[ExpTile]:
+    def first(self, rows: slice, sums: RowSums) -> Iterator[ExpTile]:
         """Compute the tiles of a block of rows, and before them what they depend on: edges and shift.
 
         Args:
@@ -256,7 +256,7 @@ class Tiles:
             sums: Receives the number of candidates with the anchor's id ("same_id") and label ("same_label"), of those
                 that are left ("support", unless it follows from these), and the similarities of positives ("similar").
         """
-        tiles: Iterator[Similarities] = (self._similarities(rows, cut, sums) for cut in self.cuts)
+        tiles: Iterator[SimilarityTile] = (self._similarities(rows, cut, sums) for cut in self.cuts)
         if self.whole:
             held = list(tiles)
             if self.form.window is not None:
@@ -296,7 +296,7 @@ class Tiles:
             tile = torch.mul(tile, inverse[cut.low : cut.high], out=self.room("u", tile))
         return times_transposed(tile, cut.of(self.pools[cut.pool], slice(None)).T)
 
-    def _similarities(self, rows: slice, cut: Cut, sums: Sums | None) -> Similarities:
+    def _similarities(self, rows: slice, cut: Cut, sums: RowSums | None) -> SimilarityTile:
         """Multiply the vectors of a tile and mark the candidates that do not count."""
         value = times_transposed(part_of(self.anchors, rows), cut.of(self.pools[cut.pool], rows))
         if (inverse := self.sides.inverse[cut.pool]) is not None:
@@ -317,9 +317,9 @@ class Tiles:
         if self.counted and sums is not None:
             left = torch.gt(negative, -OUT / 2, out=self.room("u", value))
             sums.add("support", rows, left.sum(-1, keepdim=True))
-        return Similarities(cut, value, promoted, negative)
+        return SimilarityTile(cut, value, promoted, negative)
 
-    def _leave_instance(self, value: Tensor, rows: slice, cut: Cut, sums: Sums | None) -> Tensor | None:
+    def _leave_instance(self, value: Tensor, rows: slice, cut: Cut, sums: RowSums | None) -> Tensor | None:
         """Reduce the similarities with the anchor's own instance; return where ids are equal, if they were compared."""
         if self.numbered:
             self._fill_own(value, rows, cut, -OUT)
@@ -363,7 +363,7 @@ class Tiles:
             torch.gt(found, same, out=found)
         return found
 
-    def _exponentials(self, found: Similarities, rows: slice) -> ExpTile:
+    def _exponentials(self, found: SimilarityTile, rows: slice) -> ExpTile:
         """Replace the similarities of a tile by exponentials, in the same memory."""
         positive, weight, promoted = None, None, found.promoted if self.promotes else None
         if promoted is not None and self.selects:
@@ -396,7 +396,7 @@ class Tiles:
             return x.add_((self.shift or 0.0) * factor)
         return x.add_(part_of(self.shifts, rows), alpha=factor)
 
-    def _find_places(self, rows: slice, tiles: list[Similarities], sums: Sums) -> None:
+    def _find_places(self, rows: slice, tiles: list[SimilarityTile], sums: RowSums) -> None:
         """Find the edges of the window of ranks in whole rows, and mask what lies outside."""
         window = self.form.window
         assert window is not None
@@ -413,7 +413,7 @@ class Tiles:
         for each in tiles:
             self._leave_window(each, rows)
 
-    def _leave_window(self, found: Similarities, rows: slice) -> None:
+    def _leave_window(self, found: SimilarityTile, rows: slice) -> None:
         """Reduce the similarities of candidates outside the window of ranks."""
         value, (before, after) = found.negative, self._places[rows.start]
         column, room = self.pairing.columns(found.cut), self.room("u", value)

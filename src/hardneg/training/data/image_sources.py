@@ -101,7 +101,7 @@ class Strings(Sequence[str]):
         return os.fsdecode(self._bytes[self._ends[position] : self._ends[position + 1]])
 
 
-class Encoded:
+class EncodedImages:
     """Base of sources whose images are files in a format of images."""
 
     def header(self, position: int, ends: Ends) -> Header:
@@ -116,7 +116,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class Files(Encoded):
+class Files(EncodedImages):
     """Image files below a folder.
 
     Attributes:
@@ -159,7 +159,7 @@ def _unreadable(path: str, error: OSError) -> ArgumentError:
 
 
 @dataclass(frozen=True, eq=False)
-class Members(Encoded):
+class Members(EncodedImages):
     """Parts of files: images in uncompressed tar archives, or records of one size.
 
     Attributes:
@@ -293,7 +293,7 @@ def _listed(shard: Path, suffixes: set[str]) -> tuple[dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class HubRows(Encoded):
+class HubRows(EncodedImages):
     """Images in a column of a ``datasets.Dataset``, whose Arrow files stay on disk.
 
     Attributes:
