@@ -405,7 +405,7 @@ class PairsOptions(SimCSEOptions, TwoSidedOptions):
     ids: bool = option(
         True,
         "Never use pairs with the same document as negatives of each other; --no-ids measures what that is worth.",
-        NEGATIVES,
+        DATA,
         "--ids/--no-ids",
     )
     sources: ClassVar[tuple[str, ...]] = ("batch", "mined")
