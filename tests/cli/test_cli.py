@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -53,6 +54,42 @@ def test_help_answers_without_torch():
     assert done.returncode == 0, done.stderr
     assert "explain" in done.stdout
     assert "heavy: []" in done.stderr
+
+
+def explained_in_a_new_process(*arguments: str) -> tuple[dict[str, Any], bool]:
+    """The JSON that ``hardneg explain`` prints, and whether it loaded torch; torch works in the process afterwards."""
+    done = in_python(
+        "import json, sys\n"
+        "from hardneg.cli.app import app\n"
+        f"app({['explain', *arguments, '--json']!r}, standalone_mode=False)\n"
+        "print(json.dumps('torch' in sys.modules))\n"
+        "import torch, hardneg as hn\n"
+        "assert hn.Uniform().log_weights(hn.two_views(torch.eye(2), torch.eye(2), 1.0)).shape == (4, 4)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    *found, loaded = done.stdout.splitlines()
+    return json.loads("\n".join(found)), json.loads(loaded)
+
+
+def test_explain_reads_an_expression_without_torch() -> None:
+    text = "OtherLabel() * Threshold(0.5) * Ring(0.1) * Tilt(linear(1.0, 0.0))"
+    found, loaded = explained_in_a_new_process(text)
+    assert not loaded
+    assert found == json.loads(hardneg("explain", text, "--json").output)
+
+
+def test_explain_lists_the_grammar_without_torch() -> None:
+    found, loaded = explained_in_a_new_process()
+    assert not loaded
+    assert {each["name"] for each in found["distributions"]} <= {name for name, _ in DISTRIBUTIONS}
+    here = json.loads(hardneg("explain", "--json").output)  # with the schedules and distributions of other tests
+    assert all(each in here[kind] for kind in found for each in found[kind])
+
+
+def test_explain_loads_torch_where_an_expression_computes() -> None:
+    found, loaded = explained_in_a_new_process("Hardening('exponential')")
+    assert loaded
+    assert found == json.loads(hardneg("explain", "Hardening('exponential')", "--json").output)
 
 
 def test_the_installed_command_answers():

@@ -38,6 +38,7 @@ from hardneg.cli.options import (
 )
 from hardneg.cli.output import Output
 from hardneg.cli.train import train_app
+from hardneg.cli.without_torch import without_torch
 from hardneg.core.errors import ArgumentError, FileError, located
 from hardneg.io.processes import make_children_safe
 from hardneg.training.options import RECIPES
@@ -122,12 +123,16 @@ def explain(options: ExplainOptions, output: Output) -> None:
 
       hardneg explain "OtherLabel() * Tilt(1.0)" --temperature 0.5
     """
-    from hardneg.cli.explain import explain_expression, list_grammar
 
-    if options.expression is None:
-        list_grammar(output)
-    else:
-        explain_expression(options.expression, options.temperature, output)
+    def work() -> None:
+        from hardneg.cli.explain import explain_expression, list_grammar
+
+        if options.expression is None:
+            list_grammar(output)
+        else:
+            explain_expression(options.expression, options.temperature, output)
+
+    without_torch(work)
 
 
 @app.command(cls=Command)
