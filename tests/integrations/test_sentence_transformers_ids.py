@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -133,6 +134,56 @@ def test_ids_of_one_part_are_not_those_of_another() -> None:
     other = made(anchor=["b"], positive=["y"], query_id=[0], document_ids=[[0]])
     found = with_ids(datasets.DatasetDict(one=part, two=other))
     assert [list(each["label"]) for each in found.values()] == [[[0, 0, 2]], [[1, 1, 3]]]
+
+
+def labels_by_a_loop(parts: list[dict[str, list[Any]]]) -> list[list[list[int]]]:
+    """Number one text after another: by its id if that is known, else by its text."""
+    of_text: dict[str, int] = {}
+    of_id: dict[Any, int] = {}
+
+    def number(text: str | None, key: Any) -> int:
+        if not text:
+            return -1
+        found = of_id.get(key, of_text.get(text, max((*of_text.values(), *of_id.values(), -1)) + 1))
+        of_text.setdefault(text, found)
+        if key[-1] is not None:
+            of_id.setdefault(key, found)
+        return found
+
+    anchors = [
+        [number(a, (p, "query", i)) for a, i in zip(part["anchor"], part["query_id"], strict=True)]
+        for p, part in enumerate(parts)
+    ]
+    found = []
+    for p, part in enumerate(parts):
+        texts = [[x, *rest] for x, rest in zip(part["positive"], part["negative"], strict=True)]
+        given = [dict(zip([k for k, x in enumerate(row) if x], ids, strict=True))
+                 for row, ids in zip(texts, part["document_ids"], strict=True)]  # fmt: skip
+        rows: list[list[int]] = [[a, a] for a in anchors[p]]
+        for k in range(max(map(len, texts))):
+            for row, own, ids in zip(rows, texts, given, strict=True):
+                row.append(number(own[k] if k < len(own) else None, (p, "document", ids.get(k))))
+        found.append(rows)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ids_of_random_data_sets_equal_a_loop(seed: int) -> None:
+    random = Random(seed)
+    parts = []
+    for _ in range(random.randint(1, 3)):
+        rows, texts, ids = random.randint(1, 12), "abcdef", [None, 0, 1, 2, 3]
+        negative = [random.choices(["", None, *texts], k=random.randint(0, 3)) for _ in range(rows)]
+        part = {
+            "anchor": random.choices(texts, k=rows),
+            "positive": random.choices(texts, k=rows),
+            "negative": negative,
+            "query_id": random.choices(ids, k=rows),
+            "document_ids": [random.choices(ids, k=1 + sum(map(bool, row))) for row in negative],
+        }
+        parts.append(part)
+    found = with_ids(datasets.DatasetDict({str(i): made(**part) for i, part in enumerate(parts)}))
+    assert [list(part["label"]) for part in found.values()] == labels_by_a_loop(parts)
 
 
 @pytest.mark.parametrize(
