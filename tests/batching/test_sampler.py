@@ -127,6 +127,13 @@ def test_restart_follows_its_schedule(graph: ProximityGraph) -> None:
             assert f"restart={value}" in sampler.plan.segments[0].planner.replace("0.12500000000000003", "0.125")
 
 
+@pytest.mark.parametrize("coverage", ["once", "free"])
+def test_a_limit_makes_epochs_of_different_batch_sizes_equally_long(graph: ProximityGraph, coverage: str) -> None:
+    for size in (8, 16, 32):
+        sampler = ProximityBatchSampler(N, size, limit=96, coverage=coverage, drop_last=True, graph=graph)
+        assert [len(batch) for batch in sampler] == [size] * (96 // size)
+
+
 @pytest.mark.parametrize(("drop_last", "length"), [(True, 8), (False, 9)])
 @pytest.mark.parametrize("coverage", ["once", "free"])
 def test_length_is_that_of_a_plain_epoch(graph: ProximityGraph, drop_last: bool, length: int, coverage: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hardneg.comparing.comparing import AllDiverged, check_arms
 from hardneg.comparing.request import Comparison, Try, tries_of
 from hardneg.comparing.runs import Diverged
 from hardneg.comparing.verdict import temperature_notes
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.negatives import parse
 from hardneg.reporting import write_report
 from hardneg.training.loop.parts import splits
@@ -235,10 +237,35 @@ def test_a_method_is_tuned_jointly_and_the_report_has_every_try(data: str, start
     assert all(f"{one}: " in page for one in words)
 
 
-def test_a_batch_size_of_an_arm_is_told_with_the_items_that_were_seen(
+def test_batch_sizes_without_a_common_multiple_are_reported_with_the_items_seen(
     data: str, started: Started, tmp_path: Path
 ) -> None:
     arms = ("simclr(batch_size=24)", "simclr(batch_size=32)", "simclr(batch_size=40)")
     summary = compare(Comparison(arms, 2, short(data)), tmp_path, jobs=1, show=nothing)
     assert sorted({options.batch_size for _, options, _ in started}) == [24, 32, 40]
+    assert {options.items_per_epoch for _, options, _ in started} == {0}
     assert "batch_size differs: 24, 32, 40." in summary["unlike"]
+    assert "items seen differs: 72, 96, 120." in summary["unlike"]
+
+
+def test_arms_of_different_batch_sizes_see_equally_many_items(data: str, runs_here: None, tmp_path: Path) -> None:
+    comparison = Comparison(("simclr(batch_size=20)", "simclr(batch_size=40)"), 2, short(data, epochs=2))
+    summary = compare(comparison, tmp_path, jobs=1, show=nothing)
+    assert summary["comparison"]["common"]["items_per_epoch"] == 80, "of 96: four batches of 20, two of 40"
+    results = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("runs/*/result.json"))]
+    assert sorted(result["steps"] for result in results) == [4, 4, 8, 8]
+    assert summary["unlike"] == ["batch_size differs: 20, 40."]
+    assert "batch_size=20" in write_report(tmp_path).read_text()
+    again = compare(comparison, tmp_path, jobs=1, show=nothing)
+    assert again["rows"] == summary["rows"]
+    wider = replace(comparison, arms=(*comparison.arms, "simclr(batch_size=32)"))
+    with pytest.raises(FileError):
+        compare(wider, tmp_path, jobs=1, show=nothing)
+
+
+def test_items_per_epoch_of_the_caller_are_kept(data: str, started: Started, tmp_path: Path) -> None:
+    arms, common = ("simclr(batch_size=20)", "simclr(batch_size=40)"), short(data) | {"items_per_epoch": 40}
+    compare(Comparison(arms, 2, common), tmp_path, jobs=1, show=nothing)
+    assert {options.items_per_epoch for _, options, _ in started} == {40}
+    with raises(ArgumentError, what="--items-per-epoch", got="items_per_epoch=30 and batch_size=40"):
+        compare(Comparison(arms, 2, common | {"items_per_epoch": 30}), tmp_path / "b", jobs=1, show=nothing)

@@ -18,7 +18,7 @@ from hardneg.io.embeddings import load_embeddings, pack_bits
 from hardneg.training.augmentation.views import parse_augment
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.data.items import Splits
-from hardneg.training.encoders import Encoder
+from hardneg.training.encoders import Encoder, build_encoder
 from hardneg.training.evaluation import embeddings
 from hardneg.training.evaluation.embeddings import evaluate_embeddings, knn_predict
 from hardneg.training.evaluation.measures import BEFORE, nothing_learnt
@@ -26,7 +26,8 @@ from hardneg.training.evaluation.protocols import ClassifierTraining, classified
 from hardneg.training.loop.records import before_training
 from hardneg.training.loop.runs import Run
 from hardneg.training.loop.train import train
-from hardneg.training.options import RECIPES
+from hardneg.training.options import RECIPES, CMCOptions
+from hardneg.training.recipes.cmc import Aspects
 from hardneg.training.recipes.simclr import SimCLR
 from support.errors import raises
 from support.training_runs import few_digits, run, short
@@ -112,12 +113,21 @@ def options_of(**more: Any) -> Any:
     return RECIPES["simclr"](augment=STILL, device="cpu", **more)
 
 
-def test_the_probe_is_the_gradient_descent_of_the_papers() -> None:
-    read, schedule = few_images(), ClassifierTraining(epochs=3, batch_size=8, learning_rate=20.0, weight_decay=0.01)
-    found = classified(torch.nn.Flatten(), read, options_of(), schedule, fine_tune=False)
+class ImageAsMap(torch.nn.Flatten):
+    """An encoder whose only feature map is the image."""
+
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+@pytest.mark.parametrize(("protocol", "decay"), [("probe", True), ("maps", False)])
+def test_the_probe_is_the_gradient_descent_of_the_papers(protocol: Any, decay: bool) -> None:
+    read = few_images()
+    schedule = ClassifierTraining(epochs=3, batch_size=8, learning_rate=20.0, weight_decay=0.01, decay=decay)
+    found = classified(ImageAsMap(), read, options_of(), schedule, protocol)
     x, test = ((part.images.double() / 255).flatten(1).numpy() for part in (read.train, read.test))
     y = read.train.labels.numpy()
-    mean, std = x.mean(0), x.std(0)
+    mean, std = (x.mean(), x.std()) if protocol == "maps" else (x.mean(0), x.std(0))  # of the one channel
     x, test = (x - mean) / std, (test - mean) / std
     rate, step, total = 20.0 * 8 / 256, 0, 9
     w, momentum = np.zeros((5, 2)), np.zeros((5, 2))  # the bias in the last row
@@ -130,11 +140,48 @@ def test_the_probe_is_the_gradient_descent_of_the_papers() -> None:
             p /= p.sum(1, keepdims=True)
             gradient = a.T @ (p - np.eye(2)[y[rows]]) / len(rows) + 0.01 * w
             momentum = 0.9 * momentum + gradient if step else gradient
-            w = w - rate * 0.5 * (1 + np.cos(np.pi * step / total)) * (gradient + 0.9 * momentum)
+            now = rate * 0.5 * (1 + np.cos(np.pi * step / total)) if decay else rate
+            w = w - now * (gradient + 0.9 * momentum)
             step += 1
     expected = (np.concatenate([test, np.ones((10, 1))], 1) @ w).argmax(1)
     assert found.tolist() == expected.tolist()
     assert (expected == read.test.labels.numpy()).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shape"),
+    [
+        ("tiny", 8, (128, 2, 2)),
+        ("resnet18", 32, (512, 4, 4)),
+        ("resnet18-imagenet", 224, (512, 7, 7)),
+        ("timm:resnet18", 64, (512, 2, 2)),
+        ("torchvision:resnet18", 64, (512, 2, 2)),
+    ],
+)
+def test_feature_maps_are_those_that_pooling_averages(name: str, size: int, shape: tuple[int, ...]) -> None:
+    if ":" in name:
+        pytest.importorskip(name.partition(":")[0], exc_type=ImportError)
+    encoder, images = build_encoder(name, 3, size=size, seed=0).eval(), torch.rand(1, 3, size, size)
+    with torch.no_grad():
+        maps, features = encoder.maps(images), encoder.features(images)
+    assert tuple(maps.shape[1:]) == shape
+    torch.testing.assert_close(maps.mean((2, 3)), features)
+
+
+def test_the_maps_of_two_aspects_are_concatenated() -> None:
+    encoder = Aspects.built([3, 8, 8], CMCOptions(encoder="tiny", device="cpu")).eval()
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        halves = encoder.maps(images).mean((2, 3)).chunk(2, dim=1)
+        expected = torch.cat([torch.nn.functional.normalize(half, dim=-1) for half in halves], dim=1)
+        torch.testing.assert_close(encoder.features(images), expected)
+
+
+def test_a_probe_of_maps_needs_feature_maps() -> None:
+    read, schedule = few_images(), ClassifierTraining(epochs=1)
+    for encoder in (torch.nn.Flatten(), Encoder(torch.nn.Flatten(), 4)):
+        with raises(ArgumentError, who="evaluate"):
+            classified(encoder, read, options_of(), schedule, "maps")
 
 
 def test_fine_tuning_trains_a_copy_of_the_encoder() -> None:
@@ -147,20 +194,20 @@ def test_fine_tuning_trains_a_copy_of_the_encoder() -> None:
         encoder[1].bias.zero_()
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     schedule = ClassifierTraining(epochs=30, batch_size=10, learning_rate=1.0)
-    right = {
-        tuned: float((classified(encoder, read, options_of(), schedule, fine_tune=tuned) == labels).double().mean())
-        for tuned in (False, True)
-    }
-    assert right[True] >= 0.9 > right[False]
+    protocols: list[Any] = ["probe", "finetune"]
+    probe, tuned = (
+        float((classified(encoder, read, options_of(), schedule, one) == labels).double().mean()) for one in protocols
+    )
+    assert tuned >= 0.9 > probe
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
 def test_transfer_with_protocols_and_few_labels(trained: Path, data: str) -> None:
     schedule = ClassifierTraining(epochs=2, batch_size=32)
-    found = transfer(trained, data, share=0.25, protocols=("probe", "finetune"), schedule=schedule)
+    found = transfer(trained, data, share=0.25, protocols=("probe", "maps", "finetune"), schedule=schedule)
     assert (found["num_train"], found["data"]) == (32, f"{data}, 25 % of the labels")
-    for name in ("probe", "finetune", "knn", "linear"):
+    for name in ("probe", "maps", "finetune", "knn", "linear"):
         assert 0.1 < found[name] <= 1.0
         assert name in found[BEFORE]
     whole = transfer(trained, data, baseline=False)

@@ -49,6 +49,7 @@ class PlannedBatchSampler(BatchSampler):
         data: Vectors [n, d] or a graph to plan from; None: batches are uniform. Assign ``data`` to refresh it.
         seed: Seed of the order.
         drop_last: Leave out the last, smaller batch.
+        limit: Number of instances in all batches of an epoch, at most, so that runs of other batch sizes see as many.
         coverage: "once" (each instance once per epoch) or "free" (batches may overlap, after a first epoch and a
             warm-up that cover everything). The number of batches is that of a plain epoch in either case.
         segment: Number of batches that are planned at once.
@@ -84,6 +85,7 @@ class PlannedBatchSampler(BatchSampler):
         *,
         seed: int = 0,
         drop_last: bool = False,
+        limit: int | None = None,
         coverage: str = "once",
         segment: int = 100,
         warmup_epochs: int = 0,
@@ -109,7 +111,7 @@ class PlannedBatchSampler(BatchSampler):
             if plan_file is not None:
                 raise argument_error(type(self).__name__, "either plan_file or ahead, not both", "ahead", ahead)
         size = batch_size * self.num_replicas
-        self._rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas)
+        self._rules = Epoch(num_instances, size, coverage, drop_last, guard, seed, self.num_replicas, limit)
         self._covering_rules = replace(self._rules, coverage="once")
         self.planner, self.num_instances = planner, num_instances
         self.batch_size, self.drop_last = batch_size, drop_last

@@ -74,8 +74,8 @@ def _check_combination(options: EvaluateOptions, with_texts: bool) -> None:
         raise ArgumentError(
             "evaluate", what, f"--on {options.on[0]} and a text benchmark", "run them one after the other"
         )
-    if unknown := sorted(set(options.protocol) - {"probe", "finetune"}):
-        raise ArgumentError("evaluate", "--protocol probe or finetune", repr(unknown[0]))
+    if unknown := sorted(set(options.protocol) - {"probe", "maps", "finetune"}):
+        raise ArgumentError("evaluate", "--protocol probe, maps or finetune", repr(unknown[0]))
     if (options.protocol or options.labels) and with_texts:
         fix = "run them one after the other"
         raise ArgumentError("evaluate", "either protocols on labelled data or a text benchmark", "both", fix)

@@ -92,8 +92,9 @@ class EvaluateOptions:
     )
     protocol: tuple[str, ...] = option(
         (),
-        "Further protocol on the data of --on, or of the run: probe (a linear classifier by SGD on random crops) or "
-        "finetune (encoder and classifier). Repeatable.",
+        "Further protocol on the data of --on, or of the run: probe (a linear classifier by SGD on random crops), "
+        "maps (the same on the feature maps before pooling, as in Ring) or finetune (encoder and classifier). "
+        "Repeatable.",
         None,
         "--protocol",
     )

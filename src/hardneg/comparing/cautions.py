@@ -112,9 +112,10 @@ def differing_settings(
 
 
 def items_seen(options: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the numbers of items that runs of different batch sizes have seen, if they differ by more than 1 %.
+    """Return the numbers of items that runs have seen, if they differ.
 
-    The last, smaller batch of an epoch is left out, which costs more items where batches are large.
+    The last, smaller batch of an epoch is left out, which costs more items where batches are large. A comparison evens
+    that out (``equal_epochs``) unless the batch sizes have no common multiple within the data.
 
     Args:
         options: Options of every run.
@@ -125,7 +126,7 @@ def items_seen(options: Sequence[Mapping[str, Any]], results: Sequence[Mapping[s
         {'items seen': ['960', '768']}
     """
     seen = [one["batch_size"] * result["steps"] for one, result in zip(options, results, strict=True)]
-    return {} if max(seen) <= 1.01 * min(seen) else {"items seen": [f"{n:,}" for n in dict.fromkeys(seen)]}
+    return {} if max(seen) == min(seen) else {"items seen": [f"{n:,}" for n in dict.fromkeys(seen)]}
 
 
 def decay_of(options: Mapping[str, Any], trained: TrainRecord) -> Any:

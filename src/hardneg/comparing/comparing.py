@@ -11,7 +11,7 @@ encoder and views that "auto" resolves to.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations, islice
 from pathlib import Path
@@ -161,7 +161,10 @@ def prepare(
     arms = [parse_arm(text).with_defaults(comparison.common) for text in comparison.arms]
     out = output_folder(out)
     data, metric = check_arms(arms, comparison)
-    comparison = replace(comparison, metric=metric)
+    comparison = replace(
+        comparison, metric=metric, common=comparison.common | equal_epochs(arms, count_in(data["train"]))
+    )
+    arms = [arm.with_defaults(comparison.common) for arm in arms]
     # Results depend on the threads in their last bits, and bits grow: all runs have the same number.
     threads = open_folder(out, comparison, data, usual_threads(arms, comparison.seeds, jobs), allow_other_data)
     if not (allow_other_data or comparison.tune):
@@ -169,8 +172,32 @@ def prepare(
             if run.config_path.exists():
                 run.check_data(data)
     options = [arm.complete() for arm in arms]
-    steps = max(one.epochs * (count_in(data["train"]) // one.batch_size) for one in options)
+    items = count_in(data["train"])
+    steps = max(one.epochs * (min(items, one.items_per_epoch or items) // one.batch_size) for one in options)
     return Prepared(comparison, arms, out, RunSettings(jobs, threads, allow_other_data), max(1, steps))
+
+
+def equal_epochs(arms: Sequence[Arm], num_items: int) -> dict[str, int]:
+    """Return the option by which arms of different batch sizes see equally many items in each epoch.
+
+    Args:
+        arms: The arms with the common options.
+        num_items: Number of training items.
+
+    Returns:
+        ``items_per_epoch``, the largest common multiple of the batch sizes up to ``num_items``. Nothing if all sizes
+        are equal, an arm or the caller has set the option, or there is no such multiple.
+
+    Example:
+        >>> equal_epochs([parse_arm("simclr(batch_size=64)"), parse_arm("simclr(batch_size=256)")], 1437)
+        {'items_per_epoch': 1280}
+    """
+    options = [arm.complete() for arm in arms]
+    sizes = {one.batch_size for one in options}
+    common = math.lcm(*sizes)
+    if len(sizes) == 1 or common > num_items or any(one.items_per_epoch for one in options):
+        return {}
+    return {"items_per_epoch": num_items - num_items % common}
 
 
 def carry_out(prepared: Prepared, watcher: Watcher) -> dict[str, Any]:

@@ -91,6 +91,34 @@ def library_encoder_errors(names: Sequence[str], inputs: Any) -> Iterator[None]:
         raise ArgumentError(WHO, what, f"{name} ({reason})", fix) from error
 
 
+def feature_maps(backbone: nn.Module, images: Images) -> Annotated[Tensor, "b c h w"]:
+    """Return the last feature maps of a backbone, before they are pooled: 512 x 7 x 7 for ResNet-18 and 224 pixels.
+
+    Args:
+        backbone: One of ours, of torchvision or timm, or your own with a method ``maps`` or an adaptive pooling layer.
+        images: Images as the backbone reads them.
+
+    Raises:
+        ArgumentError: If the backbone has no feature maps, as a vision transformer.
+    """
+    direct: Any = getattr(backbone, "maps", getattr(backbone, "forward_features", None))  # the second: timm
+    found: Any = None
+    if direct is not None:
+        found = direct(images)
+    elif pools := [part for part in backbone.modules() if isinstance(part, nn.AdaptiveAvgPool2d)]:
+        seen: list[Tensor] = []
+        hook = pools[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            backbone(images)
+        finally:
+            hook.remove()
+        found = seen[-1] if seen else None
+    if not isinstance(found, Tensor) or found.ndim != 4:
+        what, fix = "a backbone with feature maps [b, c, h, w]", "use a convolutional encoder, such as resnet18"
+        raise ArgumentError("evaluate", what, type(backbone).__name__, fix)
+    return found
+
+
 def _library(module: str, name: str) -> Any:
     """Import a library of image models; one that was built for another version of torch raises RuntimeError."""
     try:
@@ -258,10 +286,14 @@ class TinyBackbone(nn.Module):
             layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
 
-    def forward(self, images: Images) -> Features:
-        """Return the features [b, 128]."""
+    def maps(self, images: Images) -> Images:
+        """Return the feature maps [b, 128, h / 4, w / 4]."""
         maps: Tensor = self.layers(images)
-        return maps.mean((2, 3))
+        return maps
+
+    def forward(self, images: Images) -> Features:
+        """Return the features [b, 128], the means of the maps."""
+        return self.maps(images).mean((2, 3))
 
 
 class ResNetBackbone(nn.Module):
@@ -295,10 +327,14 @@ class ResNetBackbone(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.feature_dim = width
 
-    def forward(self, images: Images) -> Features:
-        """Return the features [b, 512], or [b, 2048] with bottlenecks."""
+    def maps(self, images: Images) -> Images:
+        """Return the feature maps [b, 512, h / 8, w / 8]: a quarter of each side with ImageNet's stem."""
         maps: Tensor = self.layers(self.stem(images))
-        return maps.mean((2, 3))
+        return maps
+
+    def forward(self, images: Images) -> Features:
+        """Return the features [b, 512], or [b, 2048] with bottlenecks: the means of the maps."""
+        return self.maps(images).mean((2, 3))
 
 
 class ResidualBlock(nn.Module):

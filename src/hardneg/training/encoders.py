@@ -31,6 +31,7 @@ from hardneg.training.backbones import (
     BACKBONES,
     LIBRARY_ENCODERS,
     NORMS,
+    feature_maps,
     is_library_encoder,
     library_backbone,
     library_encoder_errors,
@@ -78,6 +79,10 @@ class Encoder(nn.Module):
             got = tuple(features.shape)
             raise ArgumentError("Encoder", f"a backbone that returns [b, {self.feature_dim}]", f"features={got}")
         return features
+
+    def maps(self, images: Images) -> Images:
+        """Return the backbone's feature maps before pooling, [b, c, h, w]; raise ArgumentError if it has none."""
+        return feature_maps(self.backbone, images if self.normalise is None else self.normalise(images))
 
     def forward(self, images: Images) -> Features:
         """Return the projections [b, d], which the loss compares."""

@@ -154,6 +154,7 @@ class Epoch:
         guard: Instances that may not share a batch.
         seed: Seed of the order.
         num_replicas: Number of ranks.
+        limit: Number of instances in all batches of an epoch, at most; None: those that fill batches.
 
     Raises:
         ArgumentError: If the batch size does not fit, or the coverage is unknown.
@@ -166,6 +167,7 @@ class Epoch:
     guard: Guard | None = None
     seed: int = 0
     num_replicas: int = 1
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         check_counts("plan", self, "num_instances", "batch_size")
@@ -183,7 +185,8 @@ class Epoch:
     @cached_property
     def sizes(self) -> list[int]:
         """Sizes of all batches of an epoch."""
-        whole, rest = divmod(self.num_instances, self.batch_size)
+        number = self.num_instances if self.limit is None else min(self.limit, self.num_instances)
+        whole, rest = divmod(number, self.batch_size)
         has_rest = rest >= self.num_replicas and not self.drop_last
         return [self.batch_size] * whole + ([rest] if has_rest else [])
 

@@ -11,7 +11,7 @@ of one table. Every result has the same figures of the encoder before training, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from hardneg.core.errors import ArgumentError, FileError, argument_error, check_
 from hardneg.io.embeddings import Labels, pack_bits
 from hardneg.training.data.items import Items, Splits, stratified
 from hardneg.training.data.kinds import kind_of
-from hardneg.training.encoders import Represent, features_of
+from hardneg.training.encoders import Represent, features_of, rows_at_once
 from hardneg.training.evaluation.logistic import feature_scale
 from hardneg.training.evaluation.measures import BEFORE, register_measure
 from hardneg.training.loop.data_record import digest_of_weights
@@ -36,7 +36,7 @@ from hardneg.training.options.base import Weights
 from hardneg.training.trained import load_encoder, options_in, read_trained
 
 WHO = "evaluate"
-Name = Literal["probe", "finetune"]
+Name = Literal["probe", "maps", "finetune"]
 """Protocols beside kNN and the linear probe of the features."""
 
 Statistics = Literal["run", "data"]
@@ -46,12 +46,13 @@ CROPS = {"jitter_probability": 0.0, "grey_probability": 0.0, "blur_probability":
 """Augmentation of images when a classifier is trained: the crops and flips of the run, without its colours."""
 
 register_measure("probe", "linear probe, SGD", "a linear classifier is trained by SGD on features of random crops")
+register_measure("maps", "probe of feature maps, SGD", "a linear classifier is trained by SGD on maps before pooling")
 register_measure("finetune", "fine-tuned", "encoder and classifier are trained by SGD on random crops")
 
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """How a classifier is trained: SGD with Nesterov momentum of 0.9 and a rate that falls along a cosine.
+    """How a classifier is trained: SGD with Nesterov momentum of 0.9.
 
     Attributes:
         epochs: Number of passes over the labelled items.
@@ -59,6 +60,7 @@ class ClassifierTraining:
         learning_rate: Learning rate for 256 items per batch; the rate is proportional to the batch size.
         weight_decay: Weight decay.
         seed: Seed of batches and crops.
+        decay: Whether the learning rate falls to 0 along a cosine.
     """
 
     epochs: int = 100
@@ -66,11 +68,20 @@ class ClassifierTraining:
     learning_rate: float = 0.1
     weight_decay: float = 0.0
     seed: int = 0
+    decay: bool = True
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             check_count(WHO, name, getattr(self, name))
         check_range(WHO, "learning_rate", self.learning_rate, 0.0, 1e4)
+
+
+USUAL: dict[Name, ClassifierTraining] = {
+    "probe": ClassifierTraining(),
+    "maps": ClassifierTraining(learning_rate=0.01, decay=False),  # as in Ring, Section 5
+    "finetune": ClassifierTraining(epochs=30, learning_rate=0.05),
+}
+"""How classifiers are trained by default."""
 
 
 def transfer(
@@ -96,11 +107,11 @@ def transfer(
         data_root: Folder of named data sets.
         weights: "last" or "best".
         run_code: Allow running code that the run names, see ``load_encoder``.
-        protocols: Further protocols: "probe" and "finetune".
+        protocols: Further protocols: "probe", "maps" (a probe of the feature maps before pooling, as in Ring) and
+            "finetune".
         share: Share of the labelled training items to use, stratified by class: 0.01 for 1 % of the labels.
         statistics: Mean and std of images: those of the run, or those of the training images of ``data``.
-        schedule: How classifiers are trained; by default 100 epochs for the probe, and 30 with half the rate for
-            fine-tuning.
+        schedule: How classifiers are trained; by default as in ``USUAL``.
         baseline: Whether to compute the same figures for the encoder before training.
 
     Returns:
@@ -161,8 +172,7 @@ def _figures(
     represent = Represent(encoder.to(device), options.epochs, options.seed)
     found: dict[str, Any] = splits.test.evaluate(splits, represent, options).figures
     for name in protocols:
-        usual = ClassifierTraining(epochs=30, learning_rate=0.05) if name == "finetune" else ClassifierTraining()
-        predicted = classified(encoder, read, options, schedule or usual, fine_tune=name == "finetune")
+        predicted = classified(encoder, read, options, schedule or USUAL[name], name)
         right = predicted.cpu() == read.test.labels.cpu()
         found[name] = float(right.double().mean())
         found.setdefault("correct", {})[name] = pack_bits(right.numpy())
@@ -181,38 +191,43 @@ def _with_share(read: Splits, share: float) -> Splits:
 
 
 def classified(
-    encoder: nn.Module, read: Splits, options: TrainOptions, schedule: ClassifierTraining, *, fine_tune: bool
+    encoder: nn.Module, read: Splits, options: TrainOptions, schedule: ClassifierTraining, protocol: Name = "probe"
 ) -> Labels:
     """Train a linear classifier on an encoder by SGD with augmentation, and return the classes of the test items, [m].
 
-    The features are standardised by their mean and deviation over the training items, so that the learning rate does
-    not depend on their scale.
+    The inputs of the classifier are standardised by their mean and deviation over the training items, feature maps by
+    those of each channel, so that the learning rate does not depend on their scale.
 
     Args:
         encoder: The encoder, which is not changed.
         read: The splits, as they were read.
         options: Options of the run, whose crops and flips are used for images.
         schedule: How the classifier is trained.
-        fine_tune: Whether the encoder is trained, too.
+        protocol: "probe" classifies the features of the frozen encoder, "maps" its feature maps before pooling, and
+            "finetune" trains the encoder, too.
+
+    Raises:
+        ArgumentError: If the items have no labels, or the encoder has no feature maps.
     """
     device = "cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu"
+    fine_tune = protocol == "finetune"
     crops = with_values(options, **CROPS) if read.fitted.has == "pixels" else options
     items: Any = read.fitted.prepared(crops).to(device)
     classes, y = torch.unique(items.labelled(f"{WHO} --protocol"), return_inverse=True)
     encoder = (deepcopy(encoder) if fine_tune else encoder).to(device).eval()
-    mean, deviation = feature_scale(Represent(encoder).items(items))
+    inputs_of, mean, deviation = _inputs(encoder, items, protocol)
     weights = torch.zeros(len(mean), len(classes), device=device, requires_grad=True)
     bias = torch.zeros(len(classes), device=device, requires_grad=True)
     trained = [weights, bias, *(encoder.parameters() if fine_tune else ())]
     rate = schedule.learning_rate * schedule.batch_size / 256
     optimizer = torch.optim.SGD(trained, rate, 0.9, weight_decay=schedule.weight_decay, nesterov=True)
-    batches = -(-len(items) // schedule.batch_size)
-    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs * batches)
+    steps = schedule.epochs * -(-len(items) // schedule.batch_size)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if schedule.decay else None
 
     def logits(inputs: Any) -> Tensor:
         with torch.set_grad_enabled(fine_tune and torch.is_grad_enabled()):
-            features = features_of(encoder)(inputs).float()
-        return (features - mean) / deviation @ weights + bias
+            found = inputs_of(inputs).float()
+        return (found - mean) / deviation @ weights + bias
 
     encoder.train(fine_tune)
     for epoch in range(schedule.epochs):
@@ -222,11 +237,35 @@ def classified(
             optimizer.zero_grad()
             cross_entropy(logits(inputs), y[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            rates.step()
+            if rates is not None:
+                rates.step()
     encoder.eval()
     test = read.test.prepared(options).to(device)
     places = torch.arange(len(test), device=device)
     with torch.no_grad():
         parts = [logits(test.plain(index)).argmax(1) for index in torch.split(places, schedule.batch_size)]
-    found: Labels = classes[torch.cat(parts)]
-    return found
+    predicted: Labels = classes[torch.cat(parts)]
+    return predicted
+
+
+def _inputs(encoder: nn.Module, items: Any, protocol: Name) -> tuple[Callable[[Any], Tensor], Tensor, Tensor]:
+    """Return what a classifier reads, as a function of the encoder's inputs, with its mean and deviation over items."""
+    if protocol != "maps":
+        mean, deviation = feature_scale(Represent(encoder).items(items))
+        return features_of(encoder), mean, deviation
+    maps_of: Any = getattr(encoder, "maps", None)
+    if maps_of is None:
+        raise argument_error(WHO, "--protocol probe for an encoder without feature maps", "protocol", protocol)
+    number, total, squares = 0, torch.zeros(()), torch.zeros(())
+    places = torch.arange(len(items), device=items.ids.device)
+    with torch.no_grad():
+        for index in torch.split(places, rows_at_once(items.plain(places[:1]))):
+            maps = maps_of(items.plain(index))  # [b, c, h, w]
+            values = maps.double().cpu().transpose(0, 1).flatten(1)  # [c, b h w]
+            number, total, squares = number + values.shape[1], total + values.sum(1), squares + values.square().sum(1)
+    mean = total / number  # [c]
+    deviation = (squares / number - mean.square()).clamp_min(0.0).sqrt()
+    deviation = torch.where(deviation > 1e-6 * (1.0 + mean.abs()), deviation, torch.inf)
+    area = maps[0, 0].numel()
+    mean, deviation = (one.float().repeat_interleave(area).to(places.device) for one in (mean, deviation))  # [c h w]
+    return lambda inputs: maps_of(inputs).flatten(1), mean, deviation

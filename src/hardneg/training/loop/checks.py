@@ -99,7 +99,7 @@ def check_words(options: TrainOptions) -> BatchSpec:
 
 
 def check_batch(options: TrainOptions, data: Items, ranks: int) -> None:
-    """Raise if the batch is larger than the data or cannot be divided among the ranks.
+    """Raise if the batch is larger than the data or an epoch, or cannot be divided among the ranks.
 
     Args:
         options: Options of a recipe.
@@ -111,6 +111,9 @@ def check_batch(options: TrainOptions, data: Items, ranks: int) -> None:
         raise ArgumentError("train", f"--batch-size of at most the {len(data)} {data.noun}s of {options.data}", got)
     if options.batch_size % ranks:
         raise ArgumentError("train", f"--batch-size to be divisible by the {ranks} ranks", got)
+    if 0 < options.items_per_epoch < options.batch_size:
+        what = "--items-per-epoch of at least one batch"
+        raise ArgumentError("train", what, f"items_per_epoch={options.items_per_epoch} and {got}")
 
 
 def check_sources(options: TrainOptions, data: Items) -> None:

@@ -165,6 +165,7 @@ def sampler_for(accelerator: Accelerator, options: TrainOptions, spec: BatchSpec
         options.batch_size // accelerator.num_processes,
         seed=options.seed,
         drop_last=True,
+        limit=options.items_per_epoch or None,
         coverage=spec.coverage,
         segment=spec.refresh,
         warmup_epochs=spec.warmup,

@@ -143,6 +143,13 @@ class TrainOptions:
         0, "Stop after this number of steps, even within an epoch (0 = train all --epochs).", TRAINING, low=0
     )
     batch_size: int = option(256, "Items per batch, summed over all ranks.", TRAINING, low=2)
+    items_per_epoch: int = option(
+        0,
+        "Number of items in the batches of an epoch, at most (0 = all that fill batches); compare sets it for arms of "
+        "different batch sizes.",
+        TRAINING,
+        low=0,
+    )
     encode_chunk: int = option(
         0,
         "Number of views encoded at a time, for batches that do not fit into memory (0 = all at once).",

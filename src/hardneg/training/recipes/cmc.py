@@ -113,6 +113,12 @@ class Aspects(nn.Module):
         both = zip((self.first, self.second), self._aspects(images), strict=True)
         return torch.cat([normalize(features_of(encoder)(aspect), dim=-1) for encoder, aspect in both], dim=1)
 
+    def maps(self, images: Tensor) -> Tensor:
+        """Return the feature maps of both encoders before pooling, [b, 2 c, h, w]."""
+        encoders: Any = (self.first, self.second)
+        both = zip(encoders, self._aspects(images), strict=True)
+        return torch.cat([encoder.maps(aspect) for encoder, aspect in both], dim=1)
+
     def _aspects(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Rescale images to [0, 1] and split them into their aspects."""
         images = images if self.normalise is None else self.normalise(images)
