@@ -30,6 +30,7 @@ from hardneg.training.options import RECIPES, CMCOptions
 from hardneg.training.recipes.cmc import Aspects
 from hardneg.training.recipes.simclr import SimCLR
 from support.errors import raises
+from support.libraries import library
 from support.training_runs import few_digits, run, short
 
 pytest.importorskip("accelerate", reason="training needs the extra train")
@@ -160,7 +161,7 @@ def test_the_probe_is_the_gradient_descent_of_the_papers(protocol: Any, decay: b
 )
 def test_feature_maps_are_those_that_pooling_averages(name: str, size: int, shape: tuple[int, ...]) -> None:
     if ":" in name:
-        pytest.importorskip(name.partition(":")[0], exc_type=ImportError)
+        library(name.partition(":")[0])
     encoder, images = build_encoder(name, 3, size=size, seed=0).eval(), torch.rand(1, 3, size, size)
     with torch.no_grad():
         maps, features = encoder.maps(images), encoder.features(images)
