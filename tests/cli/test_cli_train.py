@@ -20,7 +20,7 @@ OTHER = {
     "data": "npz:other.npz", "data_root": "there", "encoder": "resnet18", "dim": 64, "negatives": "Ring(0.1, 0.5)",
     "temperature": 0.06, "tau_plus": 0.05, "batches": "knn()", "epochs": 3, "batch_size": 32, "learning_rate": 3e-4,
     "weight_decay": 1e-5, "augment": "tiny", "seed": 7, "precision": "bf16", "device": "cpu", "compile": True,
-    "items_per_epoch": 64, "log_every": 5, "evaluate_on": "validation", "save_every": 2, "positives_in_denominator": "all",
+    "log_every": 5, "evaluate_on": "validation", "save_every": 2, "positives_in_denominator": "all",
     "num_negatives": "mass", "reduction": "pairs", "version": "v3", "queue": 128, "momentum": 0.9,
     "gamma": 0.5, "burn_in": 0.25, "num_steps": 100, "forget": True, "ids": False,
     "objective": "rince(q=0.1)", "rho": 0.1,
@@ -34,7 +34,7 @@ OTHER = {
     "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed", "pooling": "mean",
     "token_pooling": "cls", "same_label_negatives": True, "hidden_dim": 64, "head_norm": "layer", "num_prototypes": 20,
     "epsilon": 0.1, "sinkhorn_steps": 5, "num_crops": 2, "frozen_epochs": 2, "cluster_positives": True,
-    "proposals": "data set", "reencode": True, "num_views": 4, "denominator": "emc2",
+    "items_per_epoch": 64, "proposals": "data set", "reencode": True, "num_views": 4, "denominator": "emc2",
 }  # fmt: skip
 """A value for every option that is not its default."""
 
