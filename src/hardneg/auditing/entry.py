@@ -28,6 +28,7 @@ from hardneg.batching.plan import Plan
 from hardneg.core.errors import ArgumentError, argument_error, check_among, check_callable, optional
 from hardneg.core.types import Given, Keys
 from hardneg.io.functions import loading_model
+from hardneg.io.tables import column_of
 from hardneg.mining.dataset import as_dataset, is_dataset
 from hardneg.mining.encode import vectors_of
 from hardneg.mining.judgements import Tag
@@ -224,7 +225,7 @@ def read_dataset(dataset: Any, model: Any) -> TrainingSet:
         raise ArgumentError("audit", "a model for the texts of a data set", "model=None", "pass model=...")
     if not len(dataset):
         raise ArgumentError("audit", "at least one row", "0 rows")
-    columns = [list(dataset[name]) for name in names]
+    columns = [column_of(dataset, name) for name in names]
     documents: dict[str, int] = {}
     own: dict[str, tuple[dict[int, None], dict[int, None]]] = {}
     rows = _labelled(dataset, columns) or zip(*columns, strict=True)

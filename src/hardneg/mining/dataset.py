@@ -41,6 +41,7 @@ from hardneg.core.text import counted
 from hardneg.core.types import Keys
 from hardneg.io.functions import loading_model
 from hardneg.io.pair_labels import is_label, label_column, split_by_label
+from hardneg.io.tables import column_of
 from hardneg.io.terminal import Terminal, progress_bars
 from hardneg.mining.cache_key import key_of_function, key_of_model
 from hardneg.mining.encode import EncodeTexts, KeyedEncoder, embed, vectors_of, warn_not_reused
@@ -243,18 +244,18 @@ def _documents(dataset: Any, names: tuple[str, str], column: str | None, label: 
     if label is None:
         known = [name for name in dataset.column_names if is_label(name) or name == names[1]]
         fix = "or mine a data set without the column: dataset.remove_columns(...)"
-        check_no_label_ignored("mine", {name: list(dataset[name]) for name in known}, names, names[1], fix)
+        check_no_label_ignored("mine", {name: column_of(dataset, name) for name in known}, names, names[1], fix)
         return None
     name = label_column(dataset.column_names, column, "mine", "label_column_name")
-    rows = [[one] for one in dataset[names[1]]]
-    return JudgedDocuments(*split_by_label(rows, list(dataset[name]), label, "mine", "positive_label"))
+    rows = [[one] for one in column_of(dataset, names[1])]
+    return JudgedDocuments(*split_by_label(rows, column_of(dataset, name), label, "mine", "positive_label"))
 
 
 def _problem(
     dataset: Any, names: tuple[str, str], corpus: Sequence[str] | None, given: JudgedDocuments | None = None
 ) -> Problem:
     """Return queries, documents and positives; documents are in the order of sentence-transformers."""
-    anchors, positives = (list(dataset[name]) for name in names)
+    anchors, positives = (column_of(dataset, name) for name in names)
     for name, column in zip(names, (anchors, positives), strict=True):
         if wrong := [row for row, one in enumerate(column) if not isinstance(one, str) or not one.strip()]:
             value = column[wrong[0]]

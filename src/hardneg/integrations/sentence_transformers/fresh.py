@@ -18,6 +18,7 @@ from torch import Tensor
 from hardneg.batching.stored import load_arrays, save_arrays
 from hardneg.core.errors import ArgumentError, HardnegWarning, argument_error
 from hardneg.core.types import Keys
+from hardneg.io.tables import column_of
 from hardneg.mining.checks import check_rule
 from hardneg.mining.entry import mine_vectors
 from hardneg.mining.options import TEMPERATURE, DrawKind
@@ -65,7 +66,7 @@ class FreshNegatives:
         check_rule(rule, temperature, None)  # not at the first refresh
         self.options: dict[str, Any] = {"draw": draw, "seed": seed, "temperature": temperature}
         self.negatives, self.k = rule.negatives, rule.k
-        anchors, positives = (list(dataset[name]) for name in self.names)
+        anchors, positives = (column_of(dataset, name) for name in self.names)
         if wrong := [each for each in (*anchors, *positives, *corpus) if not isinstance(each, str)]:
             raise ArgumentError("FreshNegatives", "one text in each row of a column", repr(wrong[0]))
         documents = list(dict.fromkeys([*positives, *corpus]))
