@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hardneg.core.errors import argument_error
-from hardneg.core.generators import MoCHi
+from hardneg.core.generators import MoCHi, SynCo
 from hardneg.core.objectives import RINCE, ISogCLR, info_nce, jsd, reduce
 from hardneg.core.published import BANK_TEMPERATURE, CMC_DRAWS, INSTANCE_DRAWS, MOCO
 from hardneg.core.schedules import Number
@@ -166,6 +166,18 @@ def mochi(
     """
     made = MoCHi(num_hardest, num_mixed, num_with_anchor, seed)
     return _against_pool(Uniform(), temperature, generate=made)
+
+
+@trained_by("moco", version="v2")
+def synco(temperature: float = MOCO["v2"].temperature, num_hardest: int = 1024, seed: int = 0) -> ContrastiveLoss:
+    """SynCo (Giakoumoglou and Stathaki 2024): MoCo with six kinds of synthetic negatives as additional candidates.
+
+    Args:
+        temperature: Divides the similarities.
+        num_hardest: Number of hardest candidates that they are made from.
+        seed: Seed of the draws.
+    """
+    return _against_pool(Uniform(), temperature, generate=SynCo(num_hardest, seed=seed))
 
 
 @trained_by("simclr")

@@ -16,6 +16,7 @@ from hardneg.batching import PlannedBatchSampler, planners
 from hardneg.batching.spec import BatchSpec
 from hardneg.core.errors import ArgumentError, check_count
 from hardneg.core.generators.mochi import MoCHi
+from hardneg.core.generators.synco import SynCo
 from hardneg.losses import CMC, GradCache, IndividualTemperatures, InstanceDiscrimination
 from hardneg.mining import Search
 from hardneg.mining.options import MineOptions
@@ -74,6 +75,7 @@ cases = {
     "temperatures": lambda n: len(IndividualTemperatures(hn.ContrastiveLoss(), n(20)).temperatures),
     "grad cache": lambda n: GradCache(torch.nn.Identity(), n(4)).chunk_size,
     "mochi": lambda n: repr(MoCHi(n(4), n(3), n(2))),
+    "synco": lambda n: repr(SynCo(n(4), n(3), n(2))),
     "audit": lambda n: repr(Settings(num_anchors=n(10), seed=n(3))),
     "options of mine": lambda n: json.dumps(asdict(MineOptions("q", "o", k=n(3), seed=n(-3)))),
     "options of train": lambda n: json.dumps(TrainOptions(epochs=n(3), seed=n(2), temperature=n(1)).as_dict()),

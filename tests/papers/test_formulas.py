@@ -1,9 +1,9 @@
-"""ADNCE, RINCE, MoCHi and iSogCLR against loops over Python floats, value and gradient.
+"""ADNCE, RINCE, MoCHi, SynCo and iSogCLR against loops over Python floats, value and gradient.
 
 Each formula is written as the loss of one anchor from plain similarities, with its derivatives by hand: nothing here is
 shared with the library, and no automatic differentiation either. Sources: eq. 12 of Wu et al. 2023 with the authors'
-``weight.detach()``; the authors' pseudo-code of Chuang et al. 2022; sec. 3 of Kalantidis et al. 2020; eq. 4 of Qiu et
-al. 2023.
+``weight.detach()``; the authors' pseudo-code of Chuang et al. 2022; sec. 3 of Kalantidis et al. 2020; sec. 3 of
+Giakoumoglou and Stathaki 2024; eq. 4 of Qiu et al. 2023.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardneg import papers
+from hardneg import ContrastiveLoss, papers
+from hardneg.core.generators import SynCo
 
 B, DIM = 7, 5
 
@@ -157,12 +158,15 @@ def test_isogclr(z: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, loss.temperatures)[0], wanted, rtol=1e-11, atol=1e-13)
 
 
-def test_mochi(z: tuple[Tensor, Tensor]) -> None:
-    """A softmax over the positive, the queue and the mixtures of the step, which are constants, as are the keys."""
+@pytest.mark.parametrize(
+    ("loss", "number"),
+    [(papers.mochi(0.1, num_hardest=6, num_mixed=4, num_with_anchor=3), 7), (papers.synco(0.1), 960)],
+)
+def test_synthetic_negatives(loss: ContrastiveLoss, number: int, z: tuple[Tensor, Tensor]) -> None:
+    """A softmax over the positive, the queue and the synthetic negatives, which are constants, as are the keys."""
     queue = normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64), dim=-1)
-    loss = papers.mochi(0.1, num_hardest=6, num_mixed=4, num_with_anchor=3)
     made = loss.pairing(*z, pool=queue).candidates[-1].vectors
-    assert made.shape == (B, 7, DIM)
+    assert made.shape == (B, number, DIM)
     value, gradient = 0.0, torch.zeros(2 * B, DIM, dtype=torch.float64)
     for i, (q, k) in enumerate(zip(*(each.tolist() for each in z), strict=True)):
         candidates = queue.tolist() + made[i].tolist()
@@ -187,6 +191,33 @@ def test_mixtures_are_of_the_hardest_negatives(z: tuple[Tensor, Tensor]) -> None
             assert h.norm().item() == pytest.approx(1.0)
             second = hardest if place < 4 else q[None]
             assert any(mixed(h, n, other, most=1.0 if place < 4 else 0.5) for n in hardest for other in second)
+
+
+def test_the_six_kinds_of_synco(z: tuple[Tensor, Tensor]) -> None:
+    """Each synthetic negative is what the formula of its kind makes of one or two of the hardest ones."""
+    queue = normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(5), dtype=torch.float64), dim=-1)
+    generate = SynCo(6, 4, 4, 4, 4, 4, 4, sigma=0.02, delta=0.3, eta=0.2)
+    pairing = ContrastiveLoss(generate=generate, views="pool").pairing(*z, pool=queue)
+    for q, made in zip(pairing.anchors.vectors.detach(), pairing.candidates[-1].vectors, strict=True):
+        hardest = queue[(queue @ q).argsort(descending=True)[:6]]
+        torch.testing.assert_close(made.norm(dim=1), torch.ones(24, dtype=torch.float64))
+        between, beyond, both, noisy, perturbed, adversarial = made.split(4)
+        assert all(any(mixed(h, n, q, most=0.5) for n in hardest) for h in between)
+        # q + b (n - q) has the share 1 - b of q, from -0.5 to 0, and b of n.
+        shares = [shares_of(h, n, q) for h in beyond for n in hardest]
+        assert sum(left < 1e-9 and -0.5 - 1e-9 <= of_q <= 1e-9 for of_q, left in shares) == 4
+        assert all(any(mixed(h, n, m, most=1.0) for n in hardest for m in hardest) for h in both)
+        assert all(0.0 < min(float((h - n).norm()) for n in hardest) < 0.02 * 4 * DIM**0.5 for h in noisy)
+        for kind, moved in ((perturbed, hardest + 0.3 * q), (adversarial, hardest + 0.2 * q.sign())):
+            expected = normalize(moved, dim=-1)
+            assert all(min(float((h - other).norm()) for other in expected) < 1e-12 for h in kind)
+
+
+def shares_of(h: Tensor, n: Tensor, q: Tensor) -> tuple[float, float]:
+    """The share of q in h up to its norm, and what of h is neither n nor q."""
+    both = torch.stack([n, q], dim=1)
+    shares = torch.linalg.lstsq(both, h[:, None]).solution[:, 0]
+    return float(shares[1] / shares.sum()), torch.dist(both @ shares, h).item()
 
 
 def mixed(h: Tensor, n: Tensor, other: Tensor, most: float) -> bool:

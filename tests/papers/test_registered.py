@@ -47,6 +47,7 @@ def test_arguments_and_schedules_are_in_the_options():
     assert papers.registered()["moco_v3"].options()["version"] == "v3"
     assert papers.registered()["rince"].options(q=0.1)["objective"] == "rince(q=0.1)"
     assert papers.registered()["mochi"].options(num_hardest=8)["generate"] == "mochi(num_hardest=8)"
+    assert papers.registered()["synco"].options(num_hardest=8)["generate"] == "synco(num_hardest=8)"
 
 
 def test_isogclr_learns_a_temperature_for_each_instance():

@@ -108,6 +108,16 @@ def hardest(pairing: Pairing, num: int) -> tuple[Annotated[Tensor, "b k d"], Ten
     return _take(pairing, best[1]), best[0] != NEVER
 
 
+def picked(hard: Annotated[Tensor, "b n d"], index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:
+    """Return vectors of ``hardest`` by their places, [b, k, d].
+
+    Args:
+        hard: Vectors of each anchor, [b, n, d].
+        index: Places of the vectors, [b, k]; those beyond the last one mean the last one.
+    """
+    return hard.gather(1, index.clamp(max=hard.shape[1] - 1)[:, :, None].expand(-1, -1, hard.shape[2]))
+
+
 def _take(pairing: Pairing, index: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k d"]:
     """Return the vectors of candidates by their column, [b, k, d]."""
     vectors = pairing.anchors.vectors.new_zeros(*index.shape, pairing.anchors.dim)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from hardneg.core.errors import check_counts
-from hardneg.core.generators.base import GeneratedVectors, Generator, hardest
+from hardneg.core.generators.base import GeneratedVectors, Generator, hardest, picked
 from hardneg.core.keyed import uniforms
 from hardneg.core.pairing import Pairing
 from hardneg.core.tensors import unit
@@ -52,13 +51,9 @@ class MoCHi(Generator):
             return hard, real
         draws = uniforms(3 * number, rows, torch.zeros_like(rows), step, self.seed).T.to(anchors)  # [b, 3 k]
         first, second, share = draws.view(len(anchors), 3, number).unbind(1)
-        one, other = (_pick(hard, (draw * count[:, None]).long()) for draw in (first, second))
+        one, other = (picked(hard, (draw * count[:, None]).long()) for draw in (first, second))
         share = share[:, :, None]
         mixed = share * one + (1.0 - share) * other
         with_anchor = 0.5 * share * anchors[:, None] + (1.0 - 0.5 * share) * one
         made = unit(torch.cat([mixed[:, : self.num_mixed], with_anchor[:, self.num_mixed :]], dim=1))
         return made, real.any(1, keepdim=True).expand(-1, number)
-
-
-def _pick(vectors: Tensor, index: Tensor) -> Tensor:
-    return vectors.gather(1, index.clamp(max=vectors.shape[1] - 1)[:, :, None].expand(-1, -1, vectors.shape[2]))
