@@ -7,7 +7,7 @@ docs/explanation/papers.md lists where a paper and its code differ. This file is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -35,6 +35,7 @@ from hardneg.state.clusters import Clusters
 from hardneg.state.pools import Bank
 
 Loss = Callable[..., Tensor]
+LossAndFound = Callable[..., tuple[Tensor, Annotated[Tensor, "n n"]]]
 
 
 @trained_by("simclr")
@@ -230,6 +231,41 @@ def moco_v3(temperature: float = MOCO["v3"].temperature) -> Loss:
         return value
 
     loss.inner = inner  # type: ignore[attr-defined]
+    return loss
+
+
+def fnc(temperature: float = 0.1, num_found: int = 10, threshold: float = 0.7, attract: bool = True) -> LossAndFound:
+    """False-negative cancellation (Huynh et al. 2022): candidates like any view of the instance are false negatives.
+
+    Call it as ``loss(views, ids)`` with a list of v views, [b, d] each: all are anchors, and those beyond two are the
+    support set. It returns the loss and the mask of the false negatives that were found, [v b, v b]. The loss is the
+    mean over the anchors; that of the authors' code, which only attracts, is twice as large.
+
+    Args:
+        temperature: Divides the similarities.
+        num_found: Number of false negatives of each instance, at most: those with the highest similarity to any of
+            its views.
+        threshold: Similarity above which a candidate is a false negative.
+        attract: Whether false negatives become positives (eq. 4) or are left out (eq. 3).
+    """
+
+    def loss(views: Sequence[View], ids: Tensor | None = None) -> tuple[Tensor, Annotated[Tensor, "n n"]]:
+        z, number = torch.cat(list(views)), len(views)
+        rows = torch.arange(len(views[0]), device=z.device) if ids is None else ids
+        instance = rows.repeat(number)  # [v b]
+        with torch.autocast(z.device.type, enabled=False):
+            similarity = widened(z) @ widened(z).T  # [v b, v b]
+        other = instance[:, None] != instance
+        closest = similarity.detach().view(number, len(rows), -1).amax(0)  # [b, v b], over the views of the instance
+        closest = closest.masked_fill(~other[: len(rows)], -torch.inf)
+        best = closest.topk(min(num_found, closest.shape[1]), dim=1).indices
+        found = torch.zeros_like(closest, dtype=torch.bool).scatter_(1, best, True) & (closest > threshold)
+        found = found.repeat(number, 1)  # [v b, v b]
+        own = ~other & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
+        scores = from_matrix(similarity, own | found if attract else own, temperature, valid=other & ~found)
+        losses = info_nce(scores, Uniform().log_weights(scores), positives_in_denominator="all" if attract else "own")
+        return reduce(losses, scores), found
+
     return loss
 
 

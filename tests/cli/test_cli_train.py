@@ -34,7 +34,8 @@ OTHER = {
     "warmup": 2, "cache": 100, "cache_refresh": 0.1, "four_losses": True, "text_encoder": "hashed", "pooling": "mean",
     "token_pooling": "cls", "same_label_negatives": True, "hidden_dim": 64, "head_norm": "layer", "num_prototypes": 20,
     "epsilon": 0.1, "sinkhorn_steps": 5, "num_crops": 2, "frozen_epochs": 2, "cluster_positives": True,
-    "items_per_epoch": 64, "proposals": "data set", "reencode": True, "num_views": 4, "denominator": "emc2",
+    "items_per_epoch": 64, "proposals": "data set", "reencode": True, "num_views": 4, "num_support": 2, "num_found": 5,
+    "threshold": 0.5, "found": "remove", "denominator": "emc2",
 }  # fmt: skip
 """A value for every option that is not its default."""
 

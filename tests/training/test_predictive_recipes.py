@@ -21,6 +21,7 @@ from hardneg.training.loop.method import Batch
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import RECIPES, BYOLOptions, HeadShape, MoCoOptions
 from hardneg.training.recipes.byol import BYOL
+from hardneg.training.recipes.fnc import FNC
 from hardneg.training.recipes.moco import MoCoV3
 from hardneg.training.recipes.nnclr import NNCLR
 from hardneg.training.recipes.swav import SwAV, sinkhorn
@@ -30,14 +31,15 @@ from support.training_runs import assert_same, everything, few_digits, interrupt
 SIZE, DIM, TOTAL = 20, 8, 10
 IDS = torch.tensor([7, 2, 19, 11, 5, 0])
 NUM = len(IDS)
-MAKERS: dict[str, Any] = {"byol": BYOL, "swav": SwAV, "nnclr": NNCLR}
+MAKERS: dict[str, Any] = {"byol": BYOL, "swav": SwAV, "nnclr": NNCLR, "fnc": FNC}
 
 
 def made(recipe: str, size: int = 8, **options: Any) -> tuple[Any, Batch]:
     """A method after one step, with weights moved away from its slow copy, and a batch."""
     generator = torch.Generator().manual_seed(3)
     pixels = torch.randint(0, 256, (SIZE, 1, size, size), dtype=torch.uint8, generator=generator)
-    wanted = RECIPES[recipe](**{"dim": DIM, "hidden_dim": 12, "epochs": 5, "batch_size": 6, **options})
+    heads = {} if recipe == "fnc" else {"hidden_dim": 12}
+    wanted = RECIPES[recipe](**{"dim": DIM, "epochs": 5, "batch_size": 6, **heads, **options})
     data = ImageData(pixels, torch.arange(SIZE) % 3, torch.arange(SIZE), "noise", ("a", "b", "c")).prepared(wanted)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -207,6 +209,40 @@ def test_without_a_queue_a_view_is_its_own_neighbour() -> None:
     assert torch.equal(method.nearest(z), z)
 
 
+# FNC.
+
+
+@pytest.mark.parametrize("found", ["attract", "remove"])
+def test_fnc_cancels_what_resembles_any_view_of_the_image(found: str) -> None:
+    """Huynh et al. 2022, eq. 3 and 4: the two closest views of other images, if their cosine is above a threshold."""
+    method, batch = made("fnc", temperature=0.3, num_support=3, num_found=2, threshold=0.97, found=found)
+    support = method._support(IDS)
+    assert [len(one) for one in support] == [NUM] * 3
+    assert not torch.equal(support[0], support[2])
+    z = unit(method.encoder(torch.cat([batch.views, *support])))
+    rows, number = range(5 * NUM), 5 * NUM
+    cosine = [[float(one @ other) for other in z.detach()] for one in z.detach()]
+    losses, counts = [], []
+    for i in rows:
+        own = [j for j in rows if j % NUM == i % NUM]
+        others = [j for j in rows if j % NUM != i % NUM]
+        closeness = {j: max(cosine[view][j] for view in own) for j in others}
+        false = [j for j in sorted(others, key=closeness.__getitem__)[-2:] if closeness[j] > 0.97]
+        counts.append(len(false))
+        logits = z[i] @ z.T / 0.3
+        own.remove(i)
+        if found == "attract":
+            log_all = logits[[j for j in rows if j != i]].logsumexp(0)
+            losses.append(torch.stack([log_all - logits[j] for j in own + false]).mean())
+        else:
+            kept = [j for j in others if j not in false]
+            losses.append(torch.stack([logits[[j, *kept]].logsumexp(0) - logits[j] for j in own]).mean())
+    assert 0 < sum(counts) < 2 * number, "some images have false negatives, and some have fewer than two"
+    check_step(method, batch, torch.stack(losses).mean())
+    assert method.figures() == {"found": sum(counts) / number}
+    torch.testing.assert_close(method.harvest().vectors[:, :DIM] * 2**0.5, z[:NUM].float())
+
+
 # Heads.
 
 
@@ -264,6 +300,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "byol": {"hidden_dim": 16, "save_every_steps": 2},
     "swav": {"hidden_dim": 16, "num_prototypes": 8, "queue": 40, "num_crops": 1, "save_every_steps": 2},
     "nnclr": {"hidden_dim": 16, "queue": 40},
+    "fnc": {"num_support": 2, "threshold": 0.5, "save_every_steps": 2},
 }
 
 
@@ -290,6 +327,8 @@ def test_a_run_that_is_cut_ends_with_the_same_bits(recipe: str, data: str, tmp_p
         ("byol", {"record": "global_loss"}, "--record similarities"),
         ("swav", {"negatives": "OtherLabel()"}, "--negatives"),
         ("swav", {"tau_plus": "linear(0.0, 0.1)"}, "--tau-plus"),
+        ("fnc", {"negatives": "Tilt(1.0)"}, "--negatives"),
+        ("fnc", {"temperature": "linear(0.5, 0.1)"}, "--temperature"),
     ],
 )
 def test_options_of_negatives_are_refused_before_training(

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "byol": {"hidden_dim": 12},
     "swav": {"hidden_dim": 12, "num_prototypes": 6, "queue": 12, "num_crops": 1, "frozen_epochs": 0},
     "nnclr": {"hidden_dim": 12, "queue": 15},
+    "fnc": {"num_support": 1, "threshold": 0.2},
     "sogclr": {"negatives": "Tilt(1.0)"},
     "isogclr": {},
     "emc2": {},

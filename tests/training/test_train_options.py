@@ -116,12 +116,14 @@ REFUSED = {
     ("byol", "temperature"),
     ("swav", "tau_plus"),
     ("swav", "negatives"),
+    ("fnc", "tau_plus"),
+    ("fnc", "negatives"),
     ("negative-cache", "tau_plus"),
     ("negative-cache", "negatives"),
 }
 """Options of all recipes that have one value only in these."""
 
-LATER = ("instance", "local-aggregation", "negative-cache", "byol", "swav", "nnclr")
+LATER = ("instance", "local-aggregation", "negative-cache", "byol", "swav", "nnclr", "fnc")
 """Of these recipes only what the older ones do not have: what the loop does with the rest is the same for all."""
 
 

@@ -81,8 +81,8 @@ class SynCo(Generator):
         rows = torch.arange(len(q), device=q.device)
         draws = uniforms(3 * sum(numbers), rows, torch.zeros_like(rows), step, self.seed).T.to(q)
         first, second, share = draws.view(len(q), 3, -1).unbind(1)  # [b, k] each
-        n, m = (picked(hard, (draw * count[:, None]).long()).split(numbers, dim=1) for draw in (first, second))
-        a, b, c, *_ = share[:, :, None].split(numbers, dim=1)
+        n, m = (torch.split(picked(hard, (u * count[:, None]).long()), numbers, dim=1) for u in (first, second))
+        a, b, c, *_ = torch.split(share[:, :, None], numbers, dim=1)
         made = (
             0.5 * a * q + (1.0 - 0.5 * a) * n[0],
             q + (1.0 + 0.5 * b) * (n[1] - q),
@@ -97,4 +97,5 @@ class SynCo(Generator):
         """Return normal numbers that depend on the step and the seed only."""
         rows = torch.arange(len(like), device=like.device)
         drawn = uniforms(like[0].numel(), rows, torch.ones_like(rows), step, self.seed).T  # [b, k d], in [0, 1)
-        return torch.special.ndtri(drawn.double() + 2.0**-25).view(like.shape).to(like)
+        normal: Tensor = torch.special.ndtri(drawn.double() + 2.0**-25)
+        return normal.view(like.shape).to(like)

@@ -3,8 +3,9 @@
 The same class is read from the command line (each field is a flag of ``hardneg train RECIPE``), from YAML files of
 comparisons, and from Python. Nothing here imports torch, so that ``hardneg train --help`` answers at once.
 
-Read ``base.py`` first: it holds the fields that all recipes share. ``recipes.py`` adds those of the recipes for images,
-texts, pairs and graphs, ``banks.py`` those of recipes with a memory bank, and ``values.py`` checks types and bounds.
+Read ``base.py`` first: it holds the fields that all recipes share. ``recipes.py`` adds those of the recipes for images
+and graphs, ``texts.py`` for texts and pairs, ``banks.py`` those with a memory bank; ``values.py`` checks types and
+bounds.
 ``RECIPES`` maps the name of a recipe to its options.
 """
 
@@ -13,21 +14,19 @@ from hardneg.training.options.base import HeadShape as HeadShape
 from hardneg.training.options.base import TrainOptions
 from hardneg.training.options.recipes import (
     BYOLOptions,
-    CLIPOptions,
     EMC2Options,
+    FNCOptions,
     GraphCLOptions,
     InfoGraphOptions,
     ISogCLROptions,
     MoCoOptions,
     NNCLROptions,
-    PairsOptions,
-    QuickThoughtsOptions,
     SimCLROptions,
-    SimCSEOptions,
     SogCLROptions,
     SupervisedOptions,
     SwAVOptions,
 )
+from hardneg.training.options.texts import CLIPOptions, PairsOptions, QuickThoughtsOptions, SimCSEOptions
 
 RECIPES: dict[str, type[TrainOptions]] = {
     "simclr": SimCLROptions,
@@ -40,6 +39,7 @@ RECIPES: dict[str, type[TrainOptions]] = {
     "byol": BYOLOptions,
     "swav": SwAVOptions,
     "nnclr": NNCLROptions,
+    "fnc": FNCOptions,
     "sogclr": SogCLROptions,
     "isogclr": ISogCLROptions,
     "emc2": EMC2Options,

@@ -308,12 +308,13 @@ def check_fixed(recipe: str, options: TrainOptions) -> None:
         raise ArgumentError(recipe, what, repr(options.temperature))
 
 
-def check_without_negatives(recipe: str, options: TrainOptions) -> None:
-    """Raise if options of the negatives are set in a recipe that has none.
+def check_without_negatives(recipe: str, options: TrainOptions, reason: str = "it learns without negatives") -> None:
+    """Raise if options of the negatives are set in a recipe that has none, or chooses them itself.
 
     Args:
         recipe: Name of the recipe, for the error.
         options: Its options; ``negatives`` and ``tau_plus`` are checked.
+        reason: Why they have no effect.
 
     Raises:
         ArgumentError: If one of them is not the default.
@@ -321,5 +322,5 @@ def check_without_negatives(recipe: str, options: TrainOptions) -> None:
     for name, flag, default in (("negatives", "--negatives", "Uniform()"), ("tau_plus", "--tau-plus", "0.0")):
         value = getattr(options, name)
         if "".join(str(value).split()) != default:
-            what, fix = f"{flag} to be unset, since it learns without negatives", "use hardneg train simclr or moco"
+            what, fix = f"{flag} to be unset, since {reason}", "use hardneg train simclr or moco"
             raise ArgumentError(recipe, what, repr(value), fix)

@@ -32,6 +32,7 @@ METHODS = {
     "byol": "byol.BYOL",
     "swav": "swav.SwAV",
     "nnclr": "nnclr.NNCLR",
+    "fnc": "fnc.FNC",
     "sogclr": "sogclr.SogCLRMethod",
     "isogclr": "isogclr.ISogCLRRecipe",
     "emc2": "emc2.EMC2Method",

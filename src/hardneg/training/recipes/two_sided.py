@@ -17,7 +17,7 @@ from hardneg.losses.global_softmax import EMC2, SogCLR
 from hardneg.losses.individual import IndividualTemperatures
 from hardneg.negatives import parse
 from hardneg.state.pools import Bank
-from hardneg.training.options.recipes import TwoSidedOptions
+from hardneg.training.options.texts import TwoSidedOptions
 
 
 class TwoSided(nn.Module):
