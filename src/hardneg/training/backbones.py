@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from torch.utils.checkpoint import checkpoint
 
 from hardneg.core.errors import ArgumentError, MissingExtra, optional
 from hardneg.io.functions import load_function, names_a_file
@@ -36,6 +37,12 @@ NORMS: dict[str, Norm] = {
 }
 Backbone = tuple[nn.Module, int]
 """A module that returns features [b, d], and their width d."""
+
+_KEPT_PIXELS, _BLOCK_PIXELS = 64 * 64, 4 * 224 * 224
+"""``TinyBackbone``: largest image of which all maps are kept, and the pixels of a block of larger ones.
+
+The largest map of a block has 26 MB. Beyond 32 MB, glibc takes new pages for every tensor, which takes as long as the
+convolutions."""
 
 
 def is_library_encoder(name: str) -> bool:
@@ -271,6 +278,10 @@ LIBRARY_ENCODERS = ("torchvision:resnet18", "timm:resnet18", "hf:PATH", "file.py
 class TinyBackbone(nn.Module):
     """Three 3 x 3 convolutions, the last two of stride 2, then global average pooling; for images from 8 x 8 up.
 
+    Training on images of more than 64 x 64 pixels keeps the maps of one block of rows at a time and computes the others
+    again in the backward pass: at 224 pixels, 128 views would take 2.9 GB. No layer mixes rows, so that the result is
+    the same up to rounding. With batch normalisation, rows are mixed, and all maps are kept.
+
     Args:
         in_channels: Channels of the images.
         norm: Makes the normalisation of a given number of channels.
@@ -285,6 +296,7 @@ class TinyBackbone(nn.Module):
         for i, stride in enumerate((1, 2, 2)):
             layers += [_conv(widths[i], widths[i + 1], 3, stride), norm(widths[i + 1]), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers)
+        self.mixes_rows = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers)
 
     def maps(self, images: Images) -> Images:
         """Return the feature maps [b, 128, h / 4, w / 4]."""
@@ -293,6 +305,13 @@ class TinyBackbone(nn.Module):
 
     def forward(self, images: Images) -> Features:
         """Return the features [b, 128], the means of the maps."""
+        pixels = images.shape[2] * images.shape[3]
+        if not self.training or not torch.is_grad_enabled() or self.mixes_rows or pixels <= _KEPT_PIXELS:
+            return self._means(images)
+        blocks = images.split(max(1, _BLOCK_PIXELS // pixels))  # type: ignore[no-untyped-call]
+        return torch.cat([checkpoint(self._means, one, use_reentrant=False) for one in blocks])
+
+    def _means(self, images: Images) -> Features:
         return self.maps(images).mean((2, 3))
 
 

@@ -48,6 +48,10 @@ class Parameters(NamedTuple):
     grey: Annotated[Tensor, "b"]
     sigma: Annotated[Tensor, "b"]
 
+    def of(self, rows: slice) -> Parameters:
+        """Return the parameters of some rows."""
+        return Parameters(*(None if one is None else one[..., rows] for one in self))  # type: ignore[arg-type]
+
 
 def resample(pixels: Images, parameters: Parameters, *, warped: bool) -> Planes:
     """Crop, flip and, if ``warped``, rotate, zoom and shift, in one bilinear resampling to the size of the input.
@@ -186,11 +190,12 @@ def blur(planes: Planes, sigma: Annotated[Tensor, "b"]) -> Planes:
 
 def _blurred(plane: Annotated[Tensor, "b h w"], sigma: Tensor, dim: int) -> Tensor:
     radius = blur_radius(plane.shape[dim])
-    weights = [torch.exp(-0.5 * (k / sigma.clamp(min=0.01)) ** 2) for k in range(-radius, radius + 1)]
+    # In float64, since the last bit of vectorised float32 functions depends on the place in the batch.
+    weights = [torch.exp(-0.5 * (k / sigma.double().clamp(min=0.01)) ** 2) for k in range(-radius, radius + 1)]
     total = torch.stack(weights).sum(0)
     padded = pad(plane[:, None], (radius, radius, 0, 0) if dim == 2 else (0, 0, radius, radius), mode="reflect")[:, 0]
     shifted = [padded.narrow(dim, k, plane.shape[dim]) for k in range(len(weights))]
-    blurred = sum(per_row(weight / total) * part for weight, part in zip(weights, shifted, strict=True))
+    blurred = sum(per_row((weight / total).to(plane.dtype)) * part for weight, part in zip(weights, shifted, strict=True))
     return torch.where(per_row(sigma > 0.0), blurred, plane)
 
 

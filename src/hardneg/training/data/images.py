@@ -93,6 +93,9 @@ FILES: dict[str, Callable[[Any, str], ReadSplits]] = {
 FORMS = {"folder": "folder:PATH", "list": "list:FILE", "tar": "tar:PATH", "npz": "npz:PATH", "hf": "hf:NAME"}
 """How data of each prefix is named."""
 
+DECODED = 8
+"""Images that are decoded at a time to cut their crops, since photos may take 50 MB each."""
+
 PROBED = 64
 """Images at most on which a user's views are compared with what evaluation would see."""
 
@@ -260,8 +263,9 @@ class ImageData(Items):
         crops = getattr(self._prepared(self.augment), "crops", None)
         if crops is None or isinstance(self.images, Tensor) or self.images.uniform:
             return self.pixels(index)
-        found: Tensor = crops(self.images[index.cpu()].pictures(), ids.cpu(), epoch, seed, self.images.size)
-        return found
+        parts = zip(index.cpu().split(DECODED), ids.cpu().split(DECODED), strict=True)  # type: ignore[no-untyped-call]
+        made = [crops(self.images[rows].pictures(), of, epoch, seed, self.images.size) for rows, of in parts]
+        return torch.cat(made, 1)
 
     def views(
         self, index: Annotated[Tensor, "b"], epoch: int, seed: int, fetched: Tensor | None = None
