@@ -33,6 +33,16 @@ class TestViews:
         parts = [torch.stack(augment.views(images[i : i + 5], ids[i : i + 5], 3, 7)) for i in (0, 5, 10)]
         assert torch.equal(torch.cat(parts, dim=1), whole)
 
+    @pytest.mark.parametrize("channels_last", [False, True])
+    def test_are_made_in_blocks_with_the_same_bits(self, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        images, ids = random_images(13), torch.arange(13)
+        augment = replace(CIFAR, blur_probability=0.5, channels_last=channels_last)
+        whole = augment.views(images, ids, 3, 7)
+        monkeypatch.setattr("hardneg.training.augmentation.augment._BLOCK_PIXELS", 4 * images[0, 0].numel())
+        for one, other in zip(augment.views(images, ids, 3, 7), whole, strict=True):
+            assert torch.equal(one, other)
+            assert one.stride() == other.stride()
+
     def test_change_with_view_epoch_and_seed(self) -> None:
         images, ids = random_images(6), torch.arange(6)
         first, second = CIFAR.views(images, ids, 0, 0)

@@ -62,6 +62,32 @@ def test_resnet_keeps_the_resolution_of_small_images() -> None:
     assert backbone.layers(backbone.stem(torch.rand(2, 3, 32, 32))).shape == (2, 512, 4, 4)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_a_tiny_encoder_keeps_few_maps_of_large_images(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are those of all rows at once; where statistics mix rows, they stay together."""
+    monkeypatch.setattr("hardneg.training.backbones._BLOCK_PIXELS", 2 * 80 * 80)
+    encoder = build_encoder("tiny", 3, norm=norm, seed=0).double().train()
+    images, kept = torch.rand(7, 3, 80, 80, dtype=torch.float64), []
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        kept.append(saved.numel())
+        return saved
+
+    found = []
+    for features in (encoder.backbone, lambda images: encoder.backbone.layers(images).mean((2, 3))):
+        encoder.zero_grad()
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            loss = features(images).square().sum()
+        total = sum(kept)
+        loss.backward()
+        found.append((loss.detach(), *(parameter.grad.clone() for parameter in encoder.backbone.parameters()), total))
+    (*blocks, few), (*whole, many) = found
+    for one, other in zip(blocks, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert (few < 0.1 * many) == (norm == "group")
+
+
 def test_a_tiny_encoder_sees_each_image_alone() -> None:
     encoder = build_encoder("tiny", 1, seed=0).double()
     images = torch.rand(6, 1, 8, 8, dtype=torch.float64)

@@ -213,7 +213,7 @@ class Augment:
     def apply(self, images: Images, parameters: Parameters) -> Images:
         """Transform images with the given parameters, one set per row; on a CPU in blocks, to save memory."""
         rows = max(1, _BLOCK_PIXELS // (images.shape[2] * images.shape[3]))
-        if images.is_cuda or torch.compiler.is_compiling() or len(images) <= rows:
+        if images.device.type != "cpu" or torch.compiler.is_compiling() or len(images) <= rows:
             return self._transformed(images, parameters)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         made = torch.empty(images.shape, dtype=self.dtype, device=images.device, memory_format=layout)

@@ -195,7 +195,9 @@ def _blurred(plane: Annotated[Tensor, "b h w"], sigma: Tensor, dim: int) -> Tens
     total = torch.stack(weights).sum(0)
     padded = pad(plane[:, None], (radius, radius, 0, 0) if dim == 2 else (0, 0, radius, radius), mode="reflect")[:, 0]
     shifted = [padded.narrow(dim, k, plane.shape[dim]) for k in range(len(weights))]
-    blurred = sum(per_row((weight / total).to(plane.dtype)) * part for weight, part in zip(weights, shifted, strict=True))
+    blurred = sum(
+        per_row((weight / total).to(plane.dtype)) * part for weight, part in zip(weights, shifted, strict=True)
+    )
     return torch.where(per_row(sigma > 0.0), blurred, plane)
 
 
