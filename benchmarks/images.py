@@ -75,14 +75,15 @@ def train_here(data: str, out: str, begun: float) -> None:
     from hardneg.training.options import SimCLROptions
     from hardneg.training.recipes import run_recipe
 
-    step, first = Loop._one_step, []
+    step = Loop._one_step
+    first: list[float] = []
 
     def watched(self: Loop, *rest: Any) -> None:
         if not first:
             first.append(time.time() - begun)
         step(self, *rest)
 
-    Loop._one_step = watched  # type: ignore[method-assign]
+    Loop._one_step = watched  # type: ignore
     options = SimCLROptions(
         data=data, encoder="tiny", batch_size=64, max_steps=20, cache_images="none", workers=2, epochs=1
     )
@@ -203,7 +204,8 @@ def ours(folder: Path, batch_size: int, workers: int, augment: str, batches: str
 
     from hardneg.batching.graph import build_graph
     from hardneg.batching.spec import parse_batches
-    from hardneg.training.data.images import ImageData, Opening, load_splits
+    from hardneg.training.data.images import ImageData, load_splits
+    from hardneg.training.data.lazy_images import Opening
     from hardneg.training.loop.loading import Loading
     from hardneg.training.loop.parts import sampler_for
     from hardneg.training.options import SimCLROptions
@@ -217,7 +219,7 @@ def ours(folder: Path, batch_size: int, workers: int, augment: str, batches: str
     sampler = sampler_for(Accelerator(cpu=True), options, spec, data)
     if spec.planner.needs == "graph":
         vectors = torch.nn.functional.normalize(torch.randn(len(data), 64, generator=torch.Generator().manual_seed(0)))
-        sampler.graph = build_graph(vectors, 10, None, torch.Generator().manual_seed(0))
+        sampler.data = build_graph(vectors, 10, None, torch.Generator().manual_seed(0))
     loading = Loading(data, sampler, options, lambda epoch, batch: True, pin=False)
     for epoch in range(options.epochs):
         for positions, fetched in loading.epoch(epoch):
