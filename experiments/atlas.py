@@ -119,7 +119,8 @@ class Plan:
         facts, one = self.facts, self.facts["worlds"][world]
         common = {**facts["common"], **one.get("options", {}), "data": one["file"].format(folder=folder, data=data)}
         common = {name: x.format(folder=folder) if isinstance(x, str) else x for name, x in common.items()}
-        tune = {name: tuple(map(float, values)) for name, values in facts["tune"].items()}
+        wanted = {**facts["tune"], **one.get("tune", {})}
+        tune = {name: tuple(map(float, values)) for name, values in wanted.items()}
         arms, tries = tuple(facts["arms"].values()), facts.get("tries")
         if untuned:
             common, tune, tries = {**common, **facts["untuned"]}, {}, None
@@ -148,6 +149,11 @@ class Plan:
 def known() -> list[str]:
     """Return the names of the plans."""
     return sorted(file.stem for file in PLANS.glob("g*.yaml"))
+
+
+def replaced(name: str) -> bool:
+    """Return whether a plan has a second version, so that it is kept for the record only."""
+    return (PLANS / f"{name}v2.yaml").exists()
 
 
 def power(plan: Plan) -> dict[str, float]:
@@ -340,6 +346,7 @@ def _one_thread() -> None:
 
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # the second moments of rare words make Adam several times slower
 
 
 def pack(folder: Path) -> None:
@@ -350,7 +357,8 @@ def pack(folder: Path) -> None:
     entries = []
     for plan in map(Plan.read, known()):
         path = RESULTS / f"atlas_{plan.name}.json"
-        if not path.exists() or any("batch_size" in text for text in plan.facts["arms"].values()):
+        other_sizes = any("batch_size" in text for text in plan.facts["arms"].values())
+        if not path.exists() or other_sizes or replaced(plan.name):
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
         for cell in result["cells"]:
@@ -387,10 +395,11 @@ def show_list() -> None:
     for name in known():
         plan = Plan.read(name)
         path = RESULTS / f"atlas_{name}.json"
-        state = "not run"
+        state = "replaced, not run" if replaced(name) else "not run"
         if path.exists():
             found = json.loads(path.read_text())
             state = f"{found['cpu_seconds']:.0f} CPU seconds" + (", incomplete" if found["missing"] else "")
+            state += ", replaced by a second version" if replaced(name) else ""
         print(f"{name:12} {plan.facts['title']}: {plan.num_runs()} runs, {plan.facts['minutes']} minutes; {state}")
 
 

