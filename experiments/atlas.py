@@ -215,7 +215,7 @@ def run_cell(plan: Plan, cell: tuple[str, str, bool], folder: Path, out: Path, d
     }
     found = {"world": world, "data": data, "untuned": untuned, "metric": summary["metric"], "arms": arms}
     found["num_test"] = outcomes[summary["metric"]][names[0]].num_test
-    found["cpu_seconds"] = round(time.process_time() - begun, 1)
+    found |= {"cpu_seconds": round(time.process_time() - begun, 1), "commit": environment()["commit"]}
     found["differences"] = [
         {"claim": number, **differences(claim, outcomes)} for number, claim in enumerate(plan.facts["claims"])
     ]
@@ -304,7 +304,7 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
         raise Refused("study", f"{MEMORY / 2**30:g} GiB of free memory for each process", got, "use fewer --jobs")
     deadline = time.time() + 60.0 * (plan.facts["minutes"] if minutes is None else minutes)
     cells = [cell for cell in plan.cells() if only is None or cell[0] in only]
-    done: dict[tuple[str, str, bool], dict[str, Any]] = {}
+    done = {cell: found for cell, found in finished(plan).items() if cell not in cells}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
         futures = {cell: pool.submit(run_cell, plan, cell, folder, out, deadline) for cell in cells}
         failed = None
@@ -318,6 +318,14 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
             write_result(plan, commit, list(done.values()), cells)
     if failed is not None:
         raise failed
+
+
+def finished(plan: Plan) -> dict[tuple[str, str, bool], dict[str, Any]]:
+    """Return the cells in the result of a study, if there is one of the same plan."""
+    path = RESULTS / f"atlas_{plan.name}.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    cells = found.get("cells", []) if found.get("digest") == plan.digest else []
+    return {(one["world"], one["data"], one["untuned"]): one for one in cells}
 
 
 def judge_again(plan: Plan) -> None:
