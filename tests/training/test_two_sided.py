@@ -114,7 +114,7 @@ def test_emc2_walks_in_each_direction(name: str, tmp_path: Path) -> None:
     for ids in (IDS, OTHERS, IDS):
         walks: list[tuple[Any, Any]] = []
         batch = batch_of(ids)
-        for one in method.whole.losses:
+        for one in method.over_data.losses:
             one.chain.walk = watching(type(one.chain).walk.__get__(one.chain), walks)
         loss: Tensor = method.loss_of(method.encoder, batch)
         assert len(walks) == 2
@@ -140,12 +140,12 @@ def test_isogclr_learns_a_temperature_of_each_pair_and_direction(name: str, tmp_
     """Qiu et al. 2023, eq. 4: t_i log mean_j e^((s_ij - s_ii) / t_i) + t_i rho."""
     method, batch_of = made(name, tmp_path, denominator="isogclr", rho=0.2)
     with torch.no_grad():
-        for one in method.whole.losses:
+        for one in method.over_data.losses:
             one.temperatures += 0.1 * torch.rand(one.temperatures.shape, generator=torch.Generator().manual_seed(0))
     batch = batch_of(IDS)
     z1, z2 = sides(method, batch)
     documents, similarity, losses = method.documents[IDS], z1 @ z2.T, []
-    for way, one in zip((similarity, similarity.T), method.whole.losses, strict=True):
+    for way, one in zip((similarity, similarity.T), method.over_data.losses, strict=True):
         for i, own in enumerate(IDS.tolist()):
             t = one.temperatures[own].double()
             relative = torch.stack([way[i, j] - way[i, i] for j in range(6) if documents[j] != documents[i]])

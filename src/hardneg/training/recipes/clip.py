@@ -51,9 +51,9 @@ class CLIP(SimCLR):
         self.scale = nn.Parameter(torch.tensor(-math.log(float(options.temperature))))
         documents = getattr(data, "documents", torch.arange(len(data)))
         self.register_buffer("documents", documents.clone(), persistent=False)
-        self.whole: TwoSided | None = None
+        self.over_data: TwoSided | None = None
         if options.denominator != "batch":
-            self.whole = TwoSided(options, self.documents, options.dim, both=True)
+            self.over_data = TwoSided(options, self.documents, options.dim, both=True)
             self.scale.requires_grad_(False)
             self.everywhere = True  # type: ignore[misc]  # all ranks hold the same state
 
@@ -80,14 +80,14 @@ class CLIP(SimCLR):
 
     def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the mean loss of both directions for images (or first texts) ``z1`` and texts ``z2``, each [b, d]."""
-        if self.whole is not None:
-            loss: Tensor = self.whole(z1, z2, ids, labels)
+        if self.over_data is not None:
+            loss: Tensor = self.over_data(z1, z2, ids, labels)
             return loss
         return (self._one_way(z1, z2, ids, labels) + self._one_way(z2, z1, ids, labels)) / 2.0
 
     def recorded(self, loss: Tensor) -> Tensor:
         """Return the loss in nats, for a surrogate the real loss of the batch."""
-        return loss if self.whole is None else self.whole.recorded(loss)
+        return loss if self.over_data is None else self.over_data.recorded(loss)
 
     def _one_way(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the loss of one direction, with the current temperature."""

@@ -1,9 +1,10 @@
 """EMC2 (Yau et al. 2024): SimCLR against all images of the data set, with negatives drawn by Markov chains.
 
-One chain per view of each image walks towards the softmax over all negatives. It proposes images of the batch and its
-own state, or with ``proposals="data set"`` any image (Algorithm 1 as printed). A state outside the batch repels with
-its last embedding; with ``reencode`` it is encoded again and gets a gradient; with ``forget`` no embeddings are kept,
-and such a state only enters the normaliser.
+One chain per view of each image walks towards the softmax over all negatives (eq. 9); the images that it visits after
+its burn-in replace the softmax in the gradient (eq. 11). It proposes images of the batch and its own state, or with
+``proposals="data set"`` any image (Algorithm 1 as printed). A state outside the batch repels with its last embedding;
+with ``reencode`` it is encoded again and gets a gradient; with ``forget`` no embeddings are kept, and such a state only
+enters the normaliser.
 """
 
 from __future__ import annotations

@@ -52,18 +52,17 @@ class MoCoV2(Method):
         self.encode_keys = how(self.slow)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
-        """Compute the loss of queries from the first views against keys of the second views and the queue."""
-        first, second = batch.first, batch.second
-        q = normalize(encode(first).float(), dim=-1)
+        """Compute the loss of queries from the first views against keys of the second views and the queue (eq. 1)."""
+        q = normalize(encode(batch.first).float(), dim=-1)  # [b, d]
         with torch.no_grad():
-            k = normalize(self.encode_keys(second).float(), dim=-1)
+            k = normalize(self.encode_keys(batch.second).float(), dim=-1)  # [b, d]
         self.last = (q, k, batch.ids, batch.labels, self.queue.keys())
         self.keys = gather(Keys(k, batch.ids, batch.labels))
         loss: Tensor = self.loss(*self.last)
         return loss
 
     def after_step(self) -> None:
-        """Update the momentum encoder and push the keys of the batch."""
+        """Move the key encoder towards the encoder (eq. 2) and push the keys of the batch."""
         self.slow.update_parameters(self.encoder)
         self.queue.push(self.keys)
 
@@ -91,9 +90,9 @@ class MoCoV3(Method):
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """Compute the sum of both directions, times 2 temperature as in the authors' code."""
-        q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)
+        q1, q2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each, predicted
         with torch.no_grad():
-            k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)
+            k1, k2 = normalize(self.encode_keys(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
         pool1, pool2 = (gather(Keys(k, batch.ids, batch.labels, source="batch")) for k in (k1, k2))
         self.last, self.keys = (q1, k2, batch.ids, batch.labels, pool2), pool2
         both: Tensor = self.loss(*self.last) + self.loss(q2, k1, batch.ids, batch.labels, pool1)

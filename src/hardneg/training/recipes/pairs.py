@@ -43,13 +43,13 @@ class PairsRecipe(Method):
         self.ids = options.ids
         documents = getattr(data, "documents", torch.arange(len(data))) if options.ids else torch.arange(len(data))
         self.register_buffer("documents", documents.clone(), persistent=False)
-        self.whole: TwoSided | None = None
+        self.over_data: TwoSided | None = None
         if options.denominator != "batch":
             if data.mined(torch.zeros(1, dtype=torch.int64, device=data.ids.device)) is not None:
                 what = "pairs without mined negatives, which are no part of the data set that it sums over"
                 raise ArgumentError(f"--denominator {options.denominator}", what, data.name)
             dim = options.dim if options.head == "linear" else getattr(self.encoder, "feature_dim", options.dim)
-            self.whole = TwoSided(options, self.documents, dim, self.both_ways)
+            self.over_data = TwoSided(options, self.documents, dim, self.both_ways)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
         """Compute the loss of the pairs of all ranks, in one or both directions.
@@ -67,17 +67,18 @@ class PairsRecipe(Method):
             pool.append(gather(Keys(z[2 * b :], ids, source="mined")))
         self.last = (first.vectors, second.vectors, first.ids, first.labels, pool)
         self.keys = gather(Keys(torch.cat([z[:b], z[b : 2 * b]], dim=1).detach() * 0.5**0.5, batch.ids))
-        if self.whole is not None:
-            whole: Tensor = self.whole(first.vectors, second.vectors, self.keys.ids, first.labels)
-            return whole
-        loss: Tensor = self.loss(*self.last)
+        loss: Tensor
+        if self.over_data is not None:
+            loss = self.over_data(first.vectors, second.vectors, self.keys.ids, first.labels)
+            return loss
+        loss = self.loss(*self.last)
         if self.both_ways:
             loss = (loss + self.loss(second.vectors, first.vectors, second.ids, second.labels, [first])) / 2.0
         return loss
 
     def recorded(self, loss: Tensor) -> Tensor:
         """Return the loss in nats, for a surrogate the real loss of the batch."""
-        return loss if self.whole is None else self.whole.recorded(loss)
+        return loss if self.over_data is None else self.over_data.recorded(loss)
 
     def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
         """Return the exact loss over all pairs, from the first to the second texts; mined texts are not included."""

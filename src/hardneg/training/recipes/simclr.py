@@ -44,7 +44,7 @@ class SimCLR(Method):
         return loss_for(options, **self.arguments)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:
-        """Encode both views of the batch and compute their loss."""
+        """Encode both views of the batch and compute their loss (eq. 1)."""
         z1, z2 = normalize(encode(batch.views).float(), dim=-1).chunk(2)  # [b, d] each
         views = [Keys(z, batch.ids, batch.labels) for z in (z1, z2)]
         self.first, self.second = map(gather, views) if self.everywhere else views

@@ -35,22 +35,32 @@ class TwoSided(nn.Module):
     def __init__(self, options: TwoSidedOptions, documents: Tensor, dim: int, both: bool) -> None:
         super().__init__()
         self.register_buffer("documents", documents.clone(), persistent=False)
-        self.kind, self.both, number = options.denominator, both, len(documents)
-        temperature, ways = float(options.temperature), 2 if both else 1
-        self.losses: Any = nn.ModuleList()
-        if self.kind == "sogclr":  # which has both directions itself
-            negatives = parse(options.negatives)
-            more: dict[str, Any] = {"views": "cross", "negatives": negatives, "documents": documents.clone()}
-            self.losses.append(SogCLR(number, temperature, options.gamma, **more))
-        for way in range(0 if self.kind == "sogclr" else ways):
-            if self.kind == "emc2":
-                more = {"views": "cross", "remember": Bank(number, dim), "documents": documents.clone()}
-                self.losses.append(EMC2(number, temperature, options.burn_in, seed=options.seed + way, **more))
-            else:
-                objective = f"isogclr({options.rho!r})"
-                loss = ContrastiveLoss(options.negatives, views="cross", objective=objective, normalize=False)
-                low, high = min(0.05, temperature), max(0.7, temperature)
-                self.losses.append(IndividualTemperatures(loss, number, temperature, low=low, high=high))
+        self.denominator = options.denominator
+        self.losses: Any = nn.ModuleList()  # one for each direction; SogCLR has both in one
+        if self.denominator == "sogclr":
+            self.losses.append(self._sogclr(options))
+        for direction in range(0 if self.denominator == "sogclr" else 2 if both else 1):
+            one = self._emc2(options, dim, direction) if self.denominator == "emc2" else self._isogclr(options)
+            self.losses.append(one)
+
+    def _sogclr(self, options: TwoSidedOptions) -> SogCLR:
+        """Build SogCLR with a normaliser per pair and direction."""
+        negatives, documents, temperature = parse(options.negatives), self.documents.clone(), float(options.temperature)
+        number, gamma = len(documents), options.gamma
+        return SogCLR(number, temperature, gamma, views="cross", negatives=negatives, documents=documents)
+
+    def _emc2(self, options: TwoSidedOptions, dim: int, direction: int) -> EMC2:
+        """Build EMC2 for one direction, with a chain per pair and a bank of the vectors of the other side."""
+        number, temperature, seed = len(self.documents), float(options.temperature), options.seed + direction
+        bank, documents = Bank(number, dim), self.documents.clone()
+        how: dict[str, Any] = {"views": "cross", "remember": bank, "seed": seed, "documents": documents}
+        return EMC2(number, temperature, options.burn_in, **how)
+
+    def _isogclr(self, options: TwoSidedOptions) -> IndividualTemperatures:
+        """Build iSogCLR for one direction, with a temperature per pair."""
+        start, objective = float(options.temperature), f"isogclr({options.rho!r})"
+        loss = ContrastiveLoss(options.negatives, views="cross", objective=objective, normalize=False)
+        return IndividualTemperatures(loss, len(self.documents), start, low=min(0.05, start), high=max(0.7, start))
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the loss of all gathered pairs, for sogclr and emc2 a surrogate with the gradient of the data set.
@@ -61,24 +71,20 @@ class TwoSided(nn.Module):
             ids: Positions of the pairs, [b].
             labels: Labels [b], for distributions that read them.
         """
-        if self.kind == "sogclr":
-            loss: Tensor = self.losses[0](z1, z2, ids, labels)
-            return loss
-        ways = ((z1, z2), (z2, z1))
-        return torch.stack(
-            [self._one(loss, *way, ids, labels) for loss, way in zip(self.losses, ways, strict=False)]
-        ).mean()
-
-    def _one(self, loss: Any, anchors: Tensor, others: Tensor, ids: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the loss of one direction."""
-        if self.kind == "emc2":
-            found: Tensor = loss(anchors, others, ids)
-            return found
-        in_batch: Tensor = loss.loss(anchors, others, self.documents[ids], labels, temperature=loss.of(ids))
-        return in_batch
+        if self.denominator == "sogclr":
+            both: Tensor = self.losses[0](z1, z2, ids, labels)
+            return both
+        directions = ((z1, z2), (z2, z1))[: len(self.losses)]
+        found = [
+            loss(anchors, others, ids)
+            if self.denominator == "emc2"
+            else loss.loss(anchors, others, self.documents[ids], labels, temperature=loss.of(ids))
+            for loss, (anchors, others) in zip(self.losses, directions, strict=True)
+        ]
+        return torch.stack(found).mean()
 
     def recorded(self, loss: Tensor) -> Tensor:
         """Return the real loss of the batch instead of the surrogate."""
-        if self.kind == "isogclr":
+        if self.denominator == "isogclr":
             return loss
         return torch.stack([one.last["real_loss"] for one in self.losses]).mean()
