@@ -202,20 +202,22 @@ def rince(temperature: float = 0.5, q: float = 0.5, lam: float = 0.01) -> Contra
     return ContrastiveLoss(Uniform(), temperature, objective=RINCE(q, lam), normalize=False)
 
 
-def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3) -> IndividualTemperatures:
-    """ISogCLR (Qiu et al. 2023): a learnt temperature per instance, without running normalisers; call with ``ids``.
+def isogclr(num_instances: int, start: float = 0.7, rho: float = 0.3, gamma: float = 0.9) -> IndividualTemperatures:
+    """ISogCLR (Qiu et al. 2023): a learnt temperature and a running normaliser per instance; call with ``ids``.
 
     Args:
         num_instances: Size of the data set.
         start: Temperature of all instances at the beginning.
         rho: The robustness parameter of the objective.
+        gamma: Share of a new value in the running normaliser; 1 for the loss of the batch.
 
     Example:
         >>> z1, z2 = torch.nn.functional.normalize(torch.randn(2, 8, 4), dim=-1)
         >>> isogclr(num_instances=100)(z1, z2, ids=torch.arange(8)).ndim
         0
     """
-    return IndividualTemperatures(ContrastiveLoss(objective=ISogCLR(rho), normalize=False), num_instances, start)
+    loss = ContrastiveLoss(objective=ISogCLR(rho), normalize=False)
+    return IndividualTemperatures(loss, num_instances, start, gamma=gamma)
 
 
 @trained_by("moco", version="v3")

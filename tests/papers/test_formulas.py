@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardneg import ContrastiveLoss, papers
+from hardneg.core.errors import ArgumentError
 from hardneg.core.generators import SynCo
+from hardneg.losses.individual import IndividualTemperatures
+from support.errors import raises
 
 B, DIM = 7, 5
 
@@ -156,6 +159,50 @@ def test_isogclr(z: tuple[Tensor, Tensor]) -> None:
     wanted = torch.zeros(30, dtype=torch.float64)
     wanted[ids[:-1]] = torch.tensor(by_temperature[:-1], dtype=torch.float64)
     torch.testing.assert_close(torch.autograd.grad(found, loss.temperatures)[0], wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_isogclr_weighs_by_running_normalisers(z: tuple[Tensor, Tensor]) -> None:
+    """Qiu et al. 2023, Alg. 1: u <- (1 - gamma) u + gamma g, p_j = e^(h_j / tau) / (n u), tau: log u + rho - p h."""
+    loss, rho, gamma = papers.isogclr(num_instances=30, start=0.4, rho=0.2, gamma=0.3).double(), 0.2, 0.3
+    ids, tau = torch.tensor([3, 9, 1, 20, 29, 0, 14]), [0.06, 0.11, 0.2, 0.35, 0.5, 0.69, 0.4]
+    with torch.no_grad():
+        loss.temperatures[ids] = torch.tensor(tau, dtype=torch.float64)
+    before = normalize(torch.randn(2 * B, DIM, generator=torch.Generator().manual_seed(8), dtype=torch.float64), dim=-1)
+    loss(*before.chunk(2), ids=ids)
+
+    def of_anchor(views: Tensor, i: int) -> tuple[Tensor, float]:
+        own = views[i] @ views[(i + B) % (2 * B)]
+        h = torch.stack([views[i] @ views[j] - own for j in range(2 * B) if j % B != i % B])
+        return h, sum(math.exp(each / tau[i % B]) for each in h.tolist()) / len(h)
+
+    past = [(of_anchor(before, i)[1] + of_anchor(before, i + B)[1]) / 2.0 for i in range(B)]
+    views, value = torch.cat(list(z)), torch.zeros((), dtype=torch.float64)
+    real, by_temperature = 0.0, torch.zeros(30, dtype=torch.float64)
+    for i in range(2 * B):
+        h, g = of_anchor(views, i)
+        u = (1.0 - gamma) * past[i % B] + gamma * g
+        p = [math.exp(each / tau[i % B]) / (len(h) * u) for each in h.tolist()]
+        value = value + torch.tensor(p, dtype=torch.float64) @ h / (2 * B)
+        slope = math.log(u) + rho - sum(w * each / tau[i % B] for w, each in zip(p, h.tolist(), strict=True))
+        by_temperature[ids[i % B]] += slope / (2 * B)
+        real += tau[i % B] * (math.log(g) + rho) / (2 * B)
+    gradients = torch.autograd.grad(loss(*z, ids=ids), [*z, loss.temperatures])
+    for one, other in zip(gradients, [*torch.autograd.grad(value, z), by_temperature], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert loss.last["real_loss"].item() == pytest.approx(real, rel=1e-12)
+
+
+def test_isogclr_of_the_batch_alone_is_its_objective(z: tuple[Tensor, Tensor]) -> None:
+    """With gamma=1 each call has the gradient of the loss of the batch, also the second one; other objectives raise."""
+    ids = torch.arange(B)
+    running, plain = (papers.isogclr(30, start=0.3, gamma=gamma).double() for gamma in (0.999999999, 1.0))
+    running(*(one.flip(0) for one in z), ids=ids)
+    found, expected = (torch.autograd.grad(one(*z, ids=ids), [*z, one.temperatures]) for one in (running, plain))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    assert plain.normalisers is None
+    with raises(ArgumentError, who="IndividualTemperatures", got="0.5"):
+        IndividualTemperatures(ContrastiveLoss(), 30, gamma=0.5)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ OTHER: dict[str, Any] = {
     "head": "linear",
     "hidden_dim": 6, "head_norm": "layer", "num_prototypes": 4, "epsilon": 0.2, "sinkhorn_steps": 1, "num_crops": 1,
     "frozen_epochs": 0, "cluster_positives": True,
-    "proposals": "data set", "reencode": True, "num_views": 1,
+    "proposals": "data set", "reencode": True, "num_views": 1, "items_per_epoch": 8,
+    "num_support": 3, "num_found": 3, "threshold": 0.9999, "found": "remove",
 }  # fmt: skip
 """For each option a value that is not its default; those of data and data_root are files of the test."""
 
@@ -96,7 +97,7 @@ NOT_RUN = {
 OF_THE_LOOP = {
     "data", "data_root", "batches", "epochs", "max_steps", "batch_size", "optimizer", "learning_rate", "schedule",
     "weight_decay", "clip", "accumulate", "augment", "precision", "device", "log_every", "record", "record_at",
-    "evaluate_on", "validation_share", "save_every", "save_every_steps", "num_views",
+    "evaluate_on", "validation_share", "save_every", "save_every_steps", "num_views", "items_per_epoch",
 }  # fmt: skip
 """Options that no recipe reads: the loop that all share does. They are changed in two recipes, the others in all."""
 

@@ -60,16 +60,26 @@ class Partition(Stateful):
             scores: Scores of b anchors with ids.
             log_w: Log-weights [b, n] of the candidates in the mean; n is the number of candidates with a weight.
         """
-        ids = scores.anchor_tags.ids
+        log_g = log_expect_exp(scores.candidates.double(), log_w.double())
+        log_u = self.mixed(scores.anchor_tags.ids, log_g)
+        num_negatives = (log_w != NEVER).sum(-1).clamp(min=1).double()
+        return (log_u + num_negatives.log()).to(scores.candidates.dtype)
+
+    @torch.no_grad()
+    def mixed(self, ids: Tensor | None, log_g: Annotated[Tensor, "b"]) -> Annotated[Tensor, "b"]:
+        """Update log u with the values of a batch and return it, in float64.
+
+        Args:
+            ids: Instance of each anchor, [b].
+            log_g: Logarithm of the new value of each anchor, [b]; -inf for an anchor without a negative.
+        """
         ids = None if ids is None else torch.where(ids >= NUMBERED, -1, ids)  # such rows are not instances
         ids = self.checked("Partition", ids, self.num_instances).to(self.log_u.device)
-        log_g = log_expect_exp(scores.candidates.double(), log_w.double())
-        log_u = self._mixed(self._of(ids), log_g)
+        log_u = self._mixed(self._of(ids), log_g.double())
         if self.training:
             self._store(ids, log_u)
             self.step += 1
-        num_negatives = (log_w != NEVER).sum(-1).clamp(min=1).double()
-        return (log_u + num_negatives.log()).to(scores.candidates.dtype)
+        return log_u
 
     @property
     def visited(self) -> Annotated[Tensor, "num_instances"]:

@@ -276,13 +276,21 @@ class SogCLROptions(TrainOptions):
 
 @dataclass(frozen=True)
 class ISogCLROptions(TrainOptions):
-    """Two views of each image, both against all others of the batch, with a learnt temperature per image: iSogCLR."""
+    """Two views of each image, both against the whole data set, with a learnt temperature per image: iSogCLR."""
 
     temperature: float | str = option(
         0.7, "Initial temperature of every image; each image learns its own.", NEGATIVES, low=1e-4
     )
     rho: float = option(
         0.3, "Radius of the KL constraint; a larger value gives lower temperatures.", NEGATIVES, low=0.0
+    )
+
+    gamma: float = option(
+        0.9,
+        "Weight of the new value in the running normalisers (1 = the loss of the batch).",
+        NEGATIVES,
+        low=0.0,
+        high=1.0,
     )
 
     def check(self) -> None:

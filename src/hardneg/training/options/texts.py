@@ -83,12 +83,14 @@ class TwoSidedOptions(SimCLROptions):
 
     denominator: str = option(
         "batch",
-        "Denominator of the loss: over the batch; over the data set by sogclr (running normalisers) or emc2 (Markov "
-        "chains); or isogclr, over the batch with a learnt temperature per pair.",
+        "Denominator of the loss: over the batch; over the data set by sogclr (running normalisers), isogclr (the same "
+        "with a learnt temperature per pair) or emc2 (Markov chains).",
         NEGATIVES,
         among=("batch", "sogclr", "emc2", "isogclr"),
     )
-    gamma: float = option(0.9, "Weight of the new value in sogclr's normalisers.", NEGATIVES, low=0.0, high=1.0)
+    gamma: float = option(
+        0.9, "Weight of the new value in the normalisers of sogclr and isogclr.", NEGATIVES, low=0.0, high=1.0
+    )
     burn_in: float = option(0.5, "Share of emc2's walks that is discarded.", NEGATIVES, low=0.0, high=0.999)
     rho: float = option(0.3, "Radius of isogclr's KL constraint.", NEGATIVES, low=0.0)
 

@@ -1,10 +1,13 @@
-"""The recipe iSogCLR (Qiu et al. 2023): SimCLR with a temperature per image, learnt with the encoder.
+"""The recipe iSogCLR (Qiu et al. 2023): SimCLR with a temperature per image, learnt with the encoder (eq. 4).
 
-The loss is that of the batch, without the running normalisers that SogCLR has. Images similar to many others get a
-higher temperature, rare ones a lower one.
+Like SogCLR it has a running normaliser per image, unless ``--gamma 1``. Images similar to many others get a higher
+temperature, rare ones a lower one. The recorded loss is that of the batch. Every rank computes the loss of all gathered
+rows, so that all ranks hold the same normalisers.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,19 +26,27 @@ class ISogCLRRecipe(SimCLR):
     Temperatures start at ``options.temperature`` and stay in [0.05, 0.7], extended by the starting value.
     """
 
+    everywhere: ClassVar[bool] = True
+
     def __init__(self, options: ISogCLROptions, data: Items, total: int) -> None:
         super().__init__(options, data, total)
         start, high = float(options.temperature), max(0.7, float(options.temperature))
-        self.individual = IndividualTemperatures(self.loss, len(data), start, low=min(0.05, start), high=high)
+        self.individual = IndividualTemperatures(
+            self.loss, len(data), start, low=min(0.05, start), high=high, gamma=options.gamma
+        )
 
     def loss_for(self, options: ISogCLROptions) -> ContrastiveLoss:
         """Build the loss with the objective ``isogclr(rho)``."""
-        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False, gather=True)
+        return ContrastiveLoss(options.negatives, objective=f"isogclr({options.rho!r})", normalize=False)
 
     def loss_of_views(self, z1: Tensor, z2: Tensor, ids: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return the loss of two views, each [b, d], at the temperatures of their images."""
         loss: Tensor = self.individual(z1, z2, ids, labels=labels)
         return loss
+
+    def recorded(self, loss: Tensor) -> Tensor:
+        """Return the real loss of the batch instead of the surrogate."""
+        return self.individual.last.get("real_loss", loss)
 
     def global_loss(self, z1: Tensor, z2: Tensor, index: Tensor) -> Tensor:
         """Return the exact loss at the mean temperature of the images."""

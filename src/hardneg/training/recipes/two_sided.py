@@ -1,8 +1,8 @@
 """Losses of pairs over the whole data set: SogCLR, EMC2 and iSogCLR for two encoders, in ``clip`` and ``pairs``.
 
 For each pair and direction, ``--denominator sogclr`` keeps a running normaliser (Yuan et al. 2022; LibAUC's GCLoss) and
-``emc2`` a Markov chain (Yau et al. 2024); ``isogclr`` learns a temperature, over the batch (Qiu et al. 2023). Pairs of
-one document are never negatives of each other.
+``emc2`` a Markov chain (Yau et al. 2024); ``isogclr`` a running normaliser and a learnt temperature (Qiu et al. 2023).
+Pairs of one document are never negatives of each other.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class TwoSided(nn.Module):
         """Build iSogCLR for one direction, with a temperature per pair."""
         start, objective = float(options.temperature), f"isogclr({options.rho!r})"
         loss = ContrastiveLoss(options.negatives, views="cross", objective=objective, normalize=False)
-        return IndividualTemperatures(loss, len(self.documents), start, low=min(0.05, start), high=max(0.7, start))
+        low, high, gamma = min(0.05, start), max(0.7, start), options.gamma
+        return IndividualTemperatures(loss, len(self.documents), start, low, high, gamma)
 
     def forward(self, z1: Tensor, z2: Tensor, ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the loss of all gathered pairs, for sogclr and emc2 a surrogate with the gradient of the data set.
+        """Return the loss of all gathered pairs, a surrogate with the gradient of the loss over the data set.
 
         Args:
             z1: Unit vectors of the first sides, [b, d].
@@ -78,13 +79,11 @@ class TwoSided(nn.Module):
         found = [
             loss(anchors, others, ids)
             if self.denominator == "emc2"
-            else loss.loss(anchors, others, self.documents[ids], labels, temperature=loss.of(ids))
+            else loss(anchors, others, ids, documents=self.documents[ids], labels=labels)
             for loss, (anchors, others) in zip(self.losses, directions, strict=True)
         ]
         return torch.stack(found).mean()
 
     def recorded(self, loss: Tensor) -> Tensor:
         """Return the real loss of the batch instead of the surrogate."""
-        if self.denominator == "isogclr":
-            return loss
-        return torch.stack([one.last["real_loss"] for one in self.losses]).mean()
+        return torch.stack([one.last.get("real_loss", loss) for one in self.losses]).mean()
