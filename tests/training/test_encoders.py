@@ -12,6 +12,7 @@ from torch import nn
 
 from hardneg.core.errors import ArgumentError, MissingExtra
 from hardneg.training.augmentation.augment import TINY
+from hardneg.training.backbones import BACKBONES, NORMS
 from hardneg.training.data.image_texts import ImageTextEncoder
 from hardneg.training.data.images import load
 from hardneg.training.data.inputs import TwoTowers
@@ -105,6 +106,16 @@ def test_weights_are_those_of_the_seed_and_the_generator_is_left_alone() -> None
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.backbone.layers[0].weight, other.backbone.layers[0].weight)  # type: ignore[union-attr,index]
+
+
+def test_only_the_layers_of_an_encoder_draw_weights() -> None:
+    torch.manual_seed(3)
+    built = build_encoder("tiny", 1, projection_dim=16).head
+    torch.manual_seed(3)
+    BACKBONES["tiny"](1, NORMS["group"])
+    first, last = nn.Linear(128, 128), nn.Linear(128, 16)
+    drawn = [first.weight, first.bias, last.weight, last.bias]
+    assert all(torch.equal(a, b) for a, b in zip(built.parameters(), drawn, strict=True))
 
 
 def test_activations_keep_their_scale_through_a_resnet() -> None:

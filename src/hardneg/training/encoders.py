@@ -153,9 +153,9 @@ def build_encoder(
         else:
             backbone = BACKBONES[name](in_channels, NORMS[norm])
             feature_dim = backbone.feature_dim
-        projection: nn.Module = nn.Linear(feature_dim, projection_dim)
-        if head is not None:
-            projection = perceptron(feature_dim, projection_dim, head, feature_dim, has_batch_statistics(backbone))
+        if head is None:
+            return Encoder(backbone, feature_dim, nn.Linear(feature_dim, projection_dim), name)
+        projection = perceptron(feature_dim, projection_dim, head, feature_dim, has_batch_statistics(backbone))
         return Encoder(backbone, feature_dim, projection, name)
 
 
