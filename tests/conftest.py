@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -26,6 +27,9 @@ from support.ordering import spread
 from support.vectors import make_unit_vectors
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # torch would keep each seed for absent devices with a stack trace: 1 ms per seed
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
+gc.disable()  # until all tests are collected: what is imported stays
 settings.register_profile("steady", derandomize=True)  # the same examples in every run of the tests
 settings.register_profile("search", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
@@ -73,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     items[:] = spread(items, workers, _file_of, lambda item: _file_of(item) in LISTED["slow"])
+    gc.freeze()
+    gc.enable()
 
 
 def _file_of(item: pytest.Item) -> str:

@@ -74,7 +74,8 @@ def oracle(
     for i in range(len(queries)):
         log_w = _row_weights(negatives, queries, corpus, positives[i], i, temperature, guards.get("near_positive"))
         similarity = corpus.vectors @ queries.vectors[i]
-        order = [int(r) for r in similarity.argsort(descending=True) if log_w[r] != NEVER]
+        inside = (log_w != NEVER).tolist()
+        order = [row for row in similarity.argsort(descending=True).tolist() if inside[row]]
         if "near_negative" in guards:
             order = _greedy(order, corpus.vectors, guards["near_negative"], k)
         out.append((order, log_w))
@@ -87,11 +88,10 @@ def _row_weights(
     n = len(corpus)
     assert corpus.ids is not None
     assert queries.ids is not None
-    row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}
-    rows = [row_of[one] for one in own]
+    rows = [corpus.ids.tolist().index(one) for one in own]
     similarity = corpus.vectors @ queries.vectors[i]
-    ids = corpus.ids.tolist()
-    valid = torch.tensor([[r not in rows and ids[r] != int(queries.ids[i]) for r in range(n)]])
+    valid = (corpus.ids != queries.ids[i])[None]
+    valid[0, rows] = False
     for p in rows if near is not None else []:
         valid &= (corpus.vectors @ corpus.vectors[p]) < near
     positive = similarity[rows][None] if rows else similarity.new_zeros(1, 1)
@@ -377,11 +377,11 @@ def test_a_guide_judges_the_false_negatives(text: str) -> None:
         similarity="dot",
     )
     row_of = {int(identity): r for r, identity in enumerate(corpus.ids)}  # type: ignore[arg-type]
-    for i in range(len(queries)):
+    orders = [order for order, _ in oracle(queries, corpus, positives, "Uniform()", 5)]
+    for i, order in enumerate(orders):
         judged = guide[1] @ guide[0][i]
         lowest = min((float(judged[row_of[p]]) for p in positives[i]), default=math.inf)
         limit = lowest - 0.1 * abs(lowest) if "0.1" in text and lowest < math.inf else lowest
-        order, _ = oracle(queries, corpus, positives, "Uniform()", 5)[i]
         kept = [r for r in order if float(judged[r]) <= limit]
         if "Ring" in text:
             kept = kept[: int(0.5 * len(kept))]

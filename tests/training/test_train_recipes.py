@@ -49,11 +49,21 @@ class Trained:
         return np.array([math.nan if record[name] is None else record[name] for record in self.records])
 
 
+class Runs(dict[tuple[str, str], Trained]):
+    """Runs of methods and arms, each trained when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.data = folder, few_digits(folder / "digits.npz")
+
+    def __missing__(self, key: tuple[str, str]) -> Trained:
+        self[key] = train(self.folder, self.data, *key)
+        return self[key]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Trained]:
-    folder = tmp_path_factory.mktemp("recipes")
-    data = few_digits(folder / "digits.npz")
-    return {(method, arm): train(folder, data, method, arm) for method in METHODS for arm in ARMS}
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("recipes"))
 
 
 def train(folder: Path, data: str, method: str, arm: str) -> Trained:
@@ -83,7 +93,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 @every_method
 @every_run
-def test_it_learns_and_leaves_a_whole_run(trained: dict[tuple[str, str], Trained], method: str, arm: str) -> None:
+def test_it_learns_and_leaves_a_whole_run(trained: Runs, method: str, arm: str) -> None:
     one = trained[method, arm]
     loss = one.column("loss")
     assert np.isfinite(loss).all()
@@ -102,7 +112,7 @@ def test_it_learns_and_leaves_a_whole_run(trained: dict[tuple[str, str], Trained
 
 
 @every_method
-def test_the_run_directory_evaluates(trained: dict[tuple[str, str], Trained], method: str) -> None:
+def test_the_run_directory_evaluates(trained: Runs, method: str) -> None:
     one = trained[method, "tilt"]
     again = evaluate_file(one.path / "embeddings.npz")
     assert again.keys() <= one.result.keys()
@@ -207,7 +217,7 @@ def candidates_of(method: str) -> float | None:
 
 
 @every_method
-def test_uniform_negatives_are_as_hard_as_all(trained: dict[tuple[str, str], Trained], method: str) -> None:
+def test_uniform_negatives_are_as_hard_as_all(trained: Runs, method: str) -> None:
     one = trained[method, "uniform"]
     if method == "hscl":
         assert np.allclose(one.column("effective_temperature"), 0.4 / 1.5, rtol=1e-4)
@@ -220,7 +230,7 @@ def test_uniform_negatives_are_as_hard_as_all(trained: dict[tuple[str, str], Tra
 
 
 @every_method
-def test_a_tilt_is_harder_and_a_lower_temperature(trained: dict[tuple[str, str], Trained], method: str) -> None:
+def test_a_tilt_is_harder_and_a_lower_temperature(trained: Runs, method: str) -> None:
     plain, tilted = trained[method, "uniform"], trained[method, "tilt"]
     beta = 1.5 if method == "hscl" else 1.0
     # The slope of the log-weights is estimated in float32 from similarities near 1 at the start.
@@ -233,7 +243,7 @@ def test_a_tilt_is_harder_and_a_lower_temperature(trained: dict[tuple[str, str],
 
 
 @every_method
-def test_a_ring_is_harder_and_narrower(trained: dict[tuple[str, str], Trained], method: str) -> None:
+def test_a_ring_is_harder_and_narrower(trained: Runs, method: str) -> None:
     plain, ring = trained[method, "uniform"], trained[method, "ring"]
     first = 1 if method == "moco v2" else 0
     assert ring.column("hardness")[first] > plain.column("hardness")[first]
@@ -245,7 +255,7 @@ def test_a_ring_is_harder_and_narrower(trained: dict[tuple[str, str], Trained], 
 
 
 @every_method
-def test_proximity_batches_are_more_similar(trained: dict[tuple[str, str], Trained], method: str) -> None:
+def test_proximity_batches_are_more_similar(trained: Runs, method: str) -> None:
     plain, hard = trained[method, "uniform"], trained[method, "proximity"]
     assert hard.column("loss")[:STEPS].tolist() == plain.column("loss")[:STEPS].tolist()  # the warm-up
     with np.load(hard.path / "embeddings.npz") as file:
@@ -263,7 +273,7 @@ def test_proximity_batches_are_more_similar(trained: dict[tuple[str, str], Train
         assert hard.column("uniform_hardness")[second].mean() > plain.column("uniform_hardness")[second].mean() + 0.05
 
 
-def test_false_negatives_are_those_of_the_batches(trained: dict[tuple[str, str], Trained]) -> None:
+def test_false_negatives_are_those_of_the_batches(trained: Runs) -> None:
     with np.load(trained["simclr", "uniform"].path / "embeddings.npz") as file:
         labels = file["train_y"]
 
