@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -245,3 +247,32 @@ def test_a_streamed_loss_allocates_blocks_only(name: str, text: str, monkeypatch
     with Largest() as largest:
         loss(z1, z2, labels=torch.arange(50) % 7).backward()
     assert largest.most <= 100 * 5  # rows of a block x candidates, and candidates x features
+
+
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+@pytest.mark.parametrize(("negatives", "options"), [("Uniform()", {}), ("Ring(0.1, 0.5)", {}), ("Uniform()", LABEL),
+                                                    ("OtherLabel()", OPTIONS["supcon"])])  # fmt: skip
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_a_loss_is_freed_without_the_garbage_collector(
+    negatives: str, options: dict[str, Any], impl: Any, differentiated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tiles are large, and a cycle through autograd is never collected."""
+    made: list[weakref.ref[Any]] = []
+    init = cpu._Loss.__init__
+
+    def noted(loss: Any, *given: Any) -> None:
+        made.append(weakref.ref(loss))
+        init(loss, *given)
+
+    monkeypatch.setattr(cpu._Loss, "__init__", noted)
+    gc.disable()
+    try:
+        views = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
+        value = hn.ContrastiveLoss(negatives, impl=impl, **options)(*views, labels=torch.arange(8) % 3)
+        if differentiated:
+            value.backward()
+        del value
+        assert made
+        assert not any(each() for each in made)
+    finally:
+        gc.enable()

@@ -425,7 +425,8 @@ class _Statistics(torch.autograd.Function):
         found = loss.outputs_of(own)
         saved = (None if as_given else each for each, as_given in zip(vectors, sides.as_given, strict=True))
         ctx.save_for_backward(temperature, own, ahead, *saved, *(each for tile in kept for each in tile[1:]))
-        return found
+        # Aliases, because the loss keeps these tensors: an output refers to ctx, which refers to the loss.
+        return tuple(each.detach() for each in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
