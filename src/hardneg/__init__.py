@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # the only list of public names: read by type checkers, and b
     from hardneg.theory.gradients import global_loss as global_loss
     from hardneg.theory.gradients import gradient_error as gradient_error
     from hardneg.theory.information import mutual_information as mutual_information
+    from hardneg.training.entry import train as train
     from hardneg.training.trained import load_encoder as load_encoder
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from hardneg.core.errors import ArgumentError, FileError, NoFile, UnknownName
+from hardneg.training.data.given import Part, give
 from hardneg.training.data.image_files import parse_splits
 from hardneg.training.data.images import load, load_splits
 from hardneg.training.data.lazy_images import LazyImages, Opening
@@ -158,7 +159,32 @@ def arrow(place: Path) -> Written:
     return Written(f"hf:{place}@{SIDE}", sizes(range(TRAIN)))
 
 
-SOURCES = (folders, flat, tiny_imagenet, imagenet, table, shards, stl10, arrow)
+class Photos(torch.utils.data.Dataset[Any]):
+    """Examples as a user's class returns them: an image of PIL and its class."""
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return Image.open(io.BytesIO(jpeg(self.numbers[row]))), self.numbers[row] % 2
+
+
+def examples(place: Path) -> Written:
+    name = give("photos", Part(Photos(range(TRAIN))), Part(Photos(range(TRAIN, TRAIN + TEST))))
+    return Written(f"{name}@{SIDE}", sizes(range(TRAIN)))
+
+
+def paths(place: Path) -> Written:
+    every = [put(place / f"{number:03}.jpg", jpeg(number)) for number in range(TRAIN + TEST)]
+    labels = [f"class{number % 2}" for number in range(TRAIN + TEST)]
+    name = give("paths", Part(every[:TRAIN], labels[:TRAIN]), Part(every[TRAIN:], labels[TRAIN:]))
+    return Written(f"{name}@{SIDE}", sizes(range(TRAIN)))
+
+
+SOURCES = (folders, flat, tiny_imagenet, imagenet, table, shards, stl10, arrow, examples, paths)
 every_source = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
 
 
@@ -186,9 +212,13 @@ def test_splits_are_found_and_images_have_their_original_pixels(
     assert torch.equal(kept.digests, train.digests)
 
 
-def run_until_killed(out: Path, options: dict[str, Any], die_at: int) -> None:
+def run_until_killed(
+    source: Callable[[Path], Written], place: Path, out: Path, options: dict[str, Any], die_at: int
+) -> None:
     """Kill the process itself, with its workers left over, before a step."""
     torch.set_num_threads(1)
+    if source in (examples, paths):
+        source(place)  # given to this process
     step = Loop._one_step
 
     def dying(self: Loop, *rest: Any) -> None:
@@ -207,7 +237,9 @@ def test_killed_runs_resume_with_other_workers(source: Callable[[Path], Written]
     options = short(written.name, data_root=written.root, cache_images="none", encoder="tiny", batch_size=4, dim=4)
     options |= {"epochs": 1, "save_every_steps": 1, "augment": "cifar"}
     run("simclr", tmp_path / "whole", options | {"workers": 0})
-    child = CONTEXT.Process(target=run_until_killed, args=(tmp_path / "killed", options | {"workers": 2}, 2))
+    child = CONTEXT.Process(
+        target=run_until_killed, args=(source, tmp_path / "data", tmp_path / "killed", options | {"workers": 2}, 2)
+    )
     child.start()
     child.join(120)
     assert child.exitcode == -signal.SIGKILL

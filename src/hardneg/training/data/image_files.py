@@ -35,11 +35,13 @@ class SplitImages(NamedTuple):
         images: Images [n, h, w], [n, h, w, c] or [n, c, h, w], or a source of encoded ones.
         labels: Index of each image's class, or None.
         classes: Names of the classes.
+        ids: Distinct id of each image, int64 [n]; None counts them.
     """
 
     images: Array | Source
     labels: Array | None
     classes: Sequence[str]
+    ids: Array | None = None
 
 
 class ReadSplits(NamedTuple):
@@ -395,11 +397,16 @@ def read_hub(path: str, splits: str = "") -> ReadSplits:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ArgumentError("data", "a data set of the hub or its cache", f"hf:{path} ({reason})") from error
     every = found if isinstance(found, dict) else {"train": found}
-    return arranged(f"hf:{path}", {name: _hub_part(path, rows) for name, rows in every.items()}, splits)
+    return arranged(f"hf:{path}", {name: hub_part(path, rows) for name, rows in every.items()}, splits)
 
 
-def _hub_part(path: str, rows: Any) -> SplitImages:
-    """Return the first column of images and the first of class labels."""
+def hub_part(path: str, rows: Any) -> SplitImages:
+    """Return the first column of images and the first of class labels of a ``datasets.Dataset``.
+
+    Args:
+        path: Name of the data set, for messages.
+        rows: The data set.
+    """
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)

@@ -49,6 +49,7 @@ from hardneg.training.augmentation.views import (
     described,
 )
 from hardneg.training.data.decoding import channels_first
+from hardneg.training.data.given import GIVEN, read_given
 from hardneg.training.data.image_files import (
     ROLES,
     ReadSplits,
@@ -62,6 +63,7 @@ from hardneg.training.data.image_files import (
 from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import (
     CLASSIFIED,
+    KINDS,
     TEST_SHARE,
     Evaluation,
     Items,
@@ -87,6 +89,7 @@ FILES: dict[str, Callable[[Any, str], ReadSplits]] = {
     "list": read_list,
     "tar": read_tar,
     "hf": read_hub,
+    GIVEN: read_given,
 }
 """Readers of (path, splits) for images that are decoded when they are needed, by prefix."""
 
@@ -143,7 +146,13 @@ class ImageData(Items):
 
     @classmethod
     def of(
-        cls, images: Opened, name: str, labels: Array | None = None, classes: Sequence[Any] = (), first: int = 0
+        cls,
+        images: Opened,
+        name: str,
+        labels: Array | None = None,
+        classes: Sequence[Any] = (),
+        first: int = 0,
+        ids: Array | None = None,
     ) -> ImageData:
         """Return opened images as a split.
 
@@ -153,12 +162,16 @@ class ImageData(Items):
             labels: Class of each image of the source, or None.
             classes: Names of the classes.
             first: Id of the first image of the source.
+            ids: Id of each image of the source, instead.
         """
         known = None if labels is None else torch.from_numpy(labels.astype(np.int64))
         if known is not None and images.digests is not None:  # files, of which some may have been skipped
             known = known[images.positions]
         names = tuple(str(one) for one in classes)
-        return cls(images.images, known, first + images.positions, name, names, images.digests)
+        numbers = first + images.positions
+        if ids is not None:
+            numbers = torch.from_numpy(ids.astype(np.int64))[images.positions]
+        return cls(images.images, known, numbers, name, names, images.digests)
 
     # As a data kind.
 
@@ -386,6 +399,7 @@ for _name in NAMED:
     register(ImageData, _name, _name)
 for _name, _form in FORMS.items():
     register(ImageData, _name, _form)
+KINDS[GIVEN] = ImageData  # not in the help: there is nothing to type
 
 
 def _no_accuracy(data: ImageData, test: ImageData) -> str:
@@ -492,7 +506,7 @@ def _read(
 def check_name(name: str) -> None:
     """Raise unless ``load`` accepts the name; reads nothing, so that the command line can check first."""
     kind, colon, path = name.partition(":")
-    if not (kind in FORMS and path) and not (kind in NAMED and not colon):
+    if not (kind in (*FORMS, GIVEN) and path) and not (kind in NAMED and not colon):
         raise UnknownName(name, [*NAMED, *FORMS.values()], usage=USAGE)
 
 
@@ -508,12 +522,14 @@ def _parts(name: str, found: ReadSplits, split: str, how: Opening) -> dict[str, 
             wanted[role] = part
         firsts[role] = first
         first += (found.num_train or 0) if role == "train" else 0 if part is None else len(part.images)
+        if part is not None and part.ids is not None:
+            first = int(part.ids.max()) + 1
     sources = [part.images for part in wanted.values() if not isinstance(part.images, np.ndarray)]
     arrays = [part.images for part in wanted.values() if isinstance(part.images, np.ndarray)]
     images = opened(name, sources, how) if sources else [_in_memory(name, one) for one in arrays]
     _check_one_size(name, [one.images.shape[1:] for one in images])
     return {
-        role: ImageData.of(one, name, part.labels, part.classes, firsts[role])
+        role: ImageData.of(one, name, part.labels, part.classes, firsts[role], part.ids)
         for (role, part), one in zip(wanted.items(), images, strict=True)
     }
 
