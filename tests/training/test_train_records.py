@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hardneg.core.errors import ArgumentError, HardnegWarning
+from hardneg.reporting import write_report
 from hardneg.training.augmentation import from_transform
 from hardneg.training.data.images import load
 from hardneg.training.loop import records
@@ -121,6 +122,11 @@ def test_similarities_and_the_exact_loss_are_those_of_the_step(
         loss = torch.logsumexp(s.fill_diagonal_(-float("inf")), 1) - s[torch.arange(192), torch.arange(192).roll(96)]
     assert found[-1]["global_loss"] == pytest.approx(loss.mean().item(), rel=1e-5)
     assert result["final"]["records"] == 3, "moments are not records of the loss"
+    page = write_report(tmp_path).read_text()
+    for record in found:
+        counts = record["similarities"]["positives"]
+        mean = sum(n * (2 * i - 99) / 100 for i, n in enumerate(counts)) / sum(counts)  # of the middles of the bins
+        assert f"step {record['step']}: positives have mean similarity {mean:.3f}" in page
 
 
 def counted_by_loops(z1: torch.Tensor, z2: torch.Tensor, ids: list[int], labels: list[int]) -> dict[str, list[int]]:
