@@ -89,7 +89,7 @@ class TwoSidedOptions(SimCLROptions):
         among=("batch", "sogclr", "emc2", "isogclr"),
     )
     gamma: float = option(
-        0.9, "Weight of the new value in the normalisers of sogclr and isogclr.", NEGATIVES, low=0.0, high=1.0
+        0.9, "Weight of the new value in sogclr's and isogclr's normalisers.", NEGATIVES, low=0.0, high=1.0
     )
     burn_in: float = option(0.5, "Share of emc2's walks that is discarded.", NEGATIVES, low=0.0, high=0.999)
     rho: float = option(0.3, "Radius of isogclr's KL constraint.", NEGATIVES, low=0.0)
