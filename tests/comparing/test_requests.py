@@ -62,6 +62,7 @@ def test_wrong_kinds_in_a_file_are_named(line: str, reported: str, started: Star
         (("--arm", "hcl(beta=1)", "--tune", "temperature=0.1", "--tune", "beta=1"), "arms without beta, which --tune"),
         (("--arm", "hcl()", "--tune", "temperature=0.1", "--tune", "margin=1"), "--tune: 'margin' is not known."),
         (("--arm", "hcl()", "--tries", "4"), "a positive number of --tries, together with --tune"),
+        (("--arm", "hcl()", "--tune-seeds", "4"), "a positive number of --tune-seeds, together with --tune"),
         (("--arm", "hcl()", "--tune", "temperature=0.2", "--tries", "3"), "3 distinct tries of temperature for"),
         (("--arm", "simclr(evaluate_on='validation')"), "the same evaluate_on for every arm"),
         (("--arm", "simclr(validation_share=0.1)"), "the same validation_share for every arm"),

@@ -96,6 +96,27 @@ def test_every_arm_is_tuned_on_the_validation_split_and_then_trained_on_all(
     assert [row["effective_temperature"] for row in summary["rows"]] == [0.25, 0.0625, 0.25]
 
 
+def test_a_try_of_several_seeds_counts_by_their_mean(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.5 is better with seed 0 and diverges once; 0.25 is better than 0.1 only with seed 0."""
+    reached = {(0.5, 0): 0.9, (0.25, 0): 0.8, (0.25, 1): 0.2, (0.1, 0): 0.6, (0.1, 1): 0.6}
+
+    def train(recipe: str, options: TrainOptions, run: Run, environ: dict[str, str], **how: bool) -> dict[str, Any]:
+        if options.evaluate_on == "validation" and (options.temperature, options.seed) not in reached:
+            raise Diverged(run.path, "not finite")
+        finish(run, found := result(reached.get((options.temperature, options.seed), 0.7), 100))
+        return found
+
+    monkeypatch.setattr(comparison_runs, "in_a_process", train)
+    arms, tune = ("simclr()", "hcl()"), {"temperature": (0.5, 0.25, 0.1)}
+    summary = compare(Comparison(arms, 3, short(data), tune, tune_seeds=2), tmp_path, jobs=1, show=nothing)
+    assert summary["tuned"] == {arm: {"temperature": 0.1} for arm in arms}
+    means = [mean for _, mean in summary["tries"]["hcl()"]]
+    assert means == [None, pytest.approx(0.5), pytest.approx(0.6)]
+    assert "mean of 2 seeds" in write_report(tmp_path).read_text()
+
+
 def test_the_share_that_tuning_holds_out_can_be_chosen(data: str, started: Started, tmp_path: Path) -> None:
     comparison = Comparison(("simclr()", "hcl()"), 2, short(data, validation_share=0.1), {"temperature": (0.5, 0.25)})
     compare(comparison, tmp_path, jobs=1, show=nothing)

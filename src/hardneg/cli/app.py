@@ -105,7 +105,8 @@ def compare(ctx: typer.Context, config: Path | None, output: Output, **values: A
         if not options.resume and (Path(options.out) / "request.json").exists():
             fix = "leave --no-resume out to continue it, or use another --out"
             raise FileError("compare", "a directory without a comparison", options.out, "which has one", fix)
-        wanted = Comparison(options.arms, options.seeds, common, read_tune(options.tune), options.metric, options.tries)
+        tune = read_tune(options.tune), options.metric, options.tries, options.tune_seeds
+        wanted = Comparison(options.arms, options.seeds, common, *tune)
         compare_and_show(wanted, options.out, options.jobs, options.allow_other_data, output)
 
 

@@ -62,6 +62,7 @@ class CompareOptions:
         "sampled; for fewer, random values between the given ones are added.",
         low=1,
     )
+    tune_seeds: int = option(1, "Seeds of every try of --tune; the values with the best mean are chosen.", low=1)
     out: str = option("runs/compare", "Directory of the comparison.")
     resume: bool = option(
         True,

@@ -42,7 +42,7 @@ def compare_and_show(
 
     prepared = prepare(comparison, out, jobs, allow_other_data)  # before the bar, which would mix with error messages
     tuned = len(tries_of(prepared.arms, comparison)[0])
-    runs = len(comparison.arms) * (comparison.seeds + tuned)
+    runs = len(comparison.arms) * (comparison.seeds + comparison.tune_seeds * tuned)
     log, done_before = Terminal(stderr=output.json, quiet=output.quiet), 0.0
     with output.bars() as bars:
         advance = bars("train", runs)
@@ -63,6 +63,7 @@ def compare_and_show(
             f"{counted(runs, 'run')} of {counted(prepared.epochs, 'epoch')}: {counted(len(comparison.arms), 'arm')}, "
             + counted(comparison.seeds, "seed")
             + (f", and {counted(tuned, 'try', 'tries')} of each arm" if tuned else "")
+            + (f" with {comparison.tune_seeds} seeds" if comparison.tune_seeds > 1 else "")
         )
         summary = carry_out(prepared, watcher)
     report = write_report(out)

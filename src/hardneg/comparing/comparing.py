@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ from hardneg.training.options import RECIPES, TrainOptions
 ArmResults = list[list[dict[str, Any]]]
 """For every arm the results of its seeds."""
 Tries = list[tuple[Try, float | None]]
-"""Tried values of an arm with the metric of each on the validation split; None where training diverged."""
+"""Tried values of an arm with the metric on the validation split, the mean over seeds; None if a seed diverged."""
 
 
 class AllDiverged(HardnegError, OSError):
@@ -280,14 +281,22 @@ def _cautions(arms: list[Arm], results: ArmResults, out: Path) -> list[str]:
 
 
 def _tries(prepared: Prepared, watcher: Watcher) -> list[Tries]:
-    """Evaluate the same number of tries for every arm with one seed; one that diverges loses."""
-    every = tries_of(prepared.arms, prepared.comparison)
-    if not prepared.comparison.tune:
+    """Evaluate the same number of tries for every arm with the same seeds; one that diverges loses."""
+    comparison = prepared.comparison
+    every = tries_of(prepared.arms, comparison)
+    if not comparison.tune:
         return [[] for _ in every]
     runs = [tried_arm(arm, values) for arm, tries in zip(prepared.arms, every, strict=True) for values in tries]
-    results = iter(run_all(runs, [0], prepared.out / "tuning", prepared.how, watcher, may_diverge=True))
-    reached = ((result or {}).get(prepared.comparison.metric) for (result,) in results)
+    seeds, folder = list(range(comparison.tune_seeds)), prepared.out / "tuning"
+    results = run_all(runs, seeds, folder, prepared.how, watcher, may_diverge=True)
+    reached = (_mean([one.get(comparison.metric) for one in of_try]) for of_try in results)
     return [list(zip(tries, islice(reached, len(tries)), strict=True)) for tries in every]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean; None if a value is missing."""
+    present = [value for value in values if value is not None]
+    return fmean(present) if len(present) == len(values) else None
 
 
 def _best(arms: list[Arm], tries: list[Tries]) -> list[Try]:

@@ -60,6 +60,7 @@ class Comparison:
         metric: Measure that decides, or "auto" for the usual one of the data.
         num_tries: Number of tries of every arm; by default those of the largest grid. A larger grid is sampled, a
             smaller one is filled up with random values between its ends.
+        tune_seeds: Number of seeds of every try, which are 0, 1, ...; the best mean is chosen.
 
     Raises:
         ArgumentError: For fewer than two arms or seeds, equal arms, an unknown metric, or options that contradict
@@ -76,6 +77,7 @@ class Comparison:
     tune: dict[str, tuple[float, ...]] = field(default_factory=dict)
     metric: str = AUTO
     num_tries: int | None = None
+    tune_seeds: int = 1
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
@@ -97,6 +99,9 @@ class Comparison:
         if self.num_tries is not None and (self.num_tries < 1 or not self.tune):
             what = "a positive number of --tries, together with --tune"
             raise argument_error("compare", what, "tries", self.num_tries)
+        if self.tune_seeds < 1 or (self.tune_seeds > 1 and not self.tune):
+            what = "a positive number of --tune-seeds, together with --tune"
+            raise argument_error("compare", what, "tune_seeds", self.tune_seeds)
 
     def _check_tune(self, name: str, values: tuple[float, ...]) -> None:
         if name in SHARED:
@@ -270,7 +275,7 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
         Damaged: If request.json cannot be read.
     """
     path = out / "request.json"
-    own = ("common", "tune", "metric", "num_tries")
+    own = ("common", "tune", "metric", "num_tries", "tune_seeds")
     wanted = json.loads(json.dumps({name: getattr(comparison, name) for name in own}))
     before = _read_request(path) if path.exists() else {}
     if before and before | wanted != before:

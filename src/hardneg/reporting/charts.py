@@ -529,7 +529,9 @@ def table_note(page: PageContents) -> str:
     names = " and ".join(page.facts.get("comparison", {}).get("tune", {}))
     chosen = "; ".join(f"{text}: {words_of(values)}" for text, values in tuned.items())
     number = max((len(tries) for tries in page.facts.get("tries", {}).values()), default=0)
-    note += f" Tuned on a validation split, with {number} tries of {names} for every arm; chosen: {chosen}."
+    seeds = page.facts.get("comparison", {}).get("tune_seeds", 1)
+    of_each = f", each the mean of {seeds} seeds" if seeds > 1 else ""
+    note += f" Tuned on a validation split, with {number} tries of {names} for every arm{of_each}; chosen: {chosen}."
     tries_of = page.facts.get("tries", {}).items()
     lost = [f"{text} with {words_of(values)}" for text, tries in tries_of for values, got in tries if got is None]
     return note + (f" Diverged: {', '.join(lost)}." if lost else "")

@@ -89,7 +89,8 @@ COMPARISON = {
     "verdicts": [VERDICT],
     "tuned": {"*": {"*": NUMBER}}, "tries": {"*": [({"*": NUMBER}, NUMBER)]},
     "comparison": {
-        "seeds": WHOLE, "common": {"*": ANYTHING}, "tune": {"*": [NUMBER]}, "num_tries": WHOLE, "arms": [TEXT],
+        "seeds": WHOLE, "common": {"*": ANYTHING}, "tune": {"*": [NUMBER]}, "num_tries": WHOLE, "tune_seeds": WHOLE,
+        "arms": [TEXT],
     },
     **_machine,
 }  # fmt: skip
