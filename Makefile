@@ -16,9 +16,8 @@ help: ## List the targets.
 
 # Run again, it shows the finished comparisons; `make clean` removes them. --tune gives every choice its best temperature.
 demo: .venv/demo ## Compare negatives on texts and on digits: runs/demo-text/report.html, runs/demo/report.html, audit.html.
-	test -f runs/docstrings.jsonl || $(BIN)/python examples/docstrings.py runs/docstrings.jsonl
-	$(BIN)/hardneg compare --data pairs:runs/docstrings.jsonl --seeds 4 --epochs 6 --batch-size 128 --out runs/demo-text \
-	  --tune temperature=0.05,0.1,0.2 --option dim=128 \
+	$(BIN)/hardneg compare --data pairs:examples/docstrings.jsonl --seeds 4 --epochs 6 --batch-size 128 --out runs/demo-text \
+	  --tune temperature=0.05,0.1,0.2 --tune-seeds 3 --option dim=128 \
 	  --arm "pairs()" \
 	  --arm "pairs(negatives='Tilt(1.0)')"
 	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 12 --batch-size 128 --out runs/demo \
@@ -140,4 +139,4 @@ bench: .venv/installed ## Measure speed and memory.
 	touch $@
 
 clean: ## Remove what was built, and the demo.
-	rm -rf .venv .venv-oldest .venv-integrations runs/demo runs/demo-text runs/docstrings.jsonl build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-integrations runs/demo runs/demo-text build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,10 +1,11 @@
 """Make pairs of texts from libraries that are installed: the name of a function, and the first sentence about it.
 
-    python examples/docstrings.py docstrings.jsonl
-    hardneg compare --data pairs:docstrings.jsonl --arm "pairs(temperature=0.1)" --arm "pairs(temperature=0.05)"
+    python examples/docstrings.py pairs.jsonl
+    hardneg compare --data pairs:pairs.jsonl --arm "pairs(temperature=0.1)" --arm "pairs(temperature=0.05)"
 
-Real sentences that need no download, for a first comparison on texts. Replace `pairs_of` by pairs of yours: questions
-and answers, titles and articles.
+Real sentences for a first comparison on texts. Replace `pairs_of` by pairs of yours: questions and answers, titles and
+articles. docstrings.jsonl is what this wrote with the versions in docstrings.LICENSE.txt; `make demo` and the studies
+read it, so that their figures do not depend on what is installed.
 """
 
 import importlib
@@ -18,11 +19,21 @@ from pathlib import Path
 from hardneg.io.files import run_again, write_atomically
 
 PARTS = {
-    "numpy": ["", "fft", "linalg", "random"],
-    "scipy": ["cluster.hierarchy", "fft", "integrate", "interpolate", "linalg", "ndimage", "optimize", "signal",
-              "sparse", "spatial.distance", "special", "stats"],
-    "sklearn": ["cluster", "datasets", "decomposition", "ensemble", "linear_model", "metrics", "preprocessing"],
-    "torch": ["", "distributions", "fft", "linalg", "nn", "nn.functional", "optim", "utils.data"],
+    "numpy": ["", "char", "fft", "linalg", "ma", "polynomial", "random", "testing"],
+    "scipy": ["cluster.hierarchy", "cluster.vq", "fft", "integrate", "interpolate", "io", "linalg", "ndimage",
+              "optimize", "signal", "signal.windows", "sparse", "sparse.csgraph", "sparse.linalg", "spatial",
+              "spatial.distance", "spatial.transform", "special", "stats", "stats.contingency", "stats.mstats",
+              "stats.qmc"],
+    "sklearn": ["calibration", "cluster", "covariance", "cross_decomposition", "datasets", "decomposition",
+                "discriminant_analysis", "ensemble", "feature_extraction.text", "feature_selection",
+                "gaussian_process.kernels", "impute", "inspection", "isotonic", "linear_model", "manifold", "metrics",
+                "metrics.pairwise", "mixture", "model_selection", "multiclass", "naive_bayes", "neighbors",
+                "neural_network", "pipeline", "preprocessing", "random_projection", "semi_supervised", "svm", "tree",
+                "utils"],
+    "torch": ["", "autograd", "cuda", "distributed", "distributions", "fft", "linalg", "nn", "nn.functional", "nn.init",
+              "nn.utils", "nn.utils.rnn", "optim", "optim.lr_scheduler", "sparse", "special", "utils.data"],
+    "pandas": ["", "api.types", "testing"],
+    "networkx": [""],
 }  # fmt: skip
 
 
@@ -31,9 +42,13 @@ def pairs_of(module: str) -> Iterator[tuple[str, str]]:
         found = importlib.import_module(module)
     except ImportError:
         return
-    for name in getattr(found, "__all__", dir(found)):
-        sentence = first_sentence(inspect.getdoc(getattr(found, name)) or "")
-        if not name.startswith("_") and callable(getattr(found, name)) and 4 <= len(sentence.split()) <= 60:
+    for name in sorted(getattr(found, "__all__", dir(found))):
+        try:
+            value = getattr(found, name)
+        except (AttributeError, ImportError):  # listed, but experimental or without its dependency
+            continue
+        sentence = first_sentence(inspect.getdoc(value) or "")
+        if not name.startswith("_") and callable(value) and 4 <= len(sentence.split()) <= 60:
             yield re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().strip(), sentence
 
 
