@@ -20,11 +20,12 @@ import pytest
 from hardneg.comparing import compare
 from hardneg.comparing import runs as comparison_runs
 from hardneg.comparing.arms import parse_arm
+from hardneg.comparing.comparing import prepare
 from hardneg.comparing.memory import ChildPipes, Machine, NotStarted, RunPlace, num_cores
 from hardneg.comparing.progress import Watcher
 from hardneg.comparing.request import Comparison
 from hardneg.comparing.runs import Diverged, RunFailed, RunSettings, folder_of, in_a_process, run_all
-from hardneg.core.errors import Damaged, DataChanged, FileError, forget_warnings
+from hardneg.core.errors import Damaged, DataChanged, FileError, MissingExtra, forget_warnings
 from hardneg.io.files import write_json
 from hardneg.reporting import write_report
 from hardneg.training.loop.data_record import data_record
@@ -427,3 +428,22 @@ def test_runs_in_this_process_keep_figures_and_no_weights(data: str, tmp_path: P
     with pytest.raises(Diverged):
         run_all([wild], [0], tmp_path, RunSettings(here=True), Watcher(nothing))
     assert run_all([wild], [0], tmp_path, RunSettings(here=True), Watcher(nothing), may_diverge=True) == [[{}]]
+
+
+def test_a_comparison_in_which_nothing_was_trained_may_start_with_other_options(data: str, tmp_path: Path) -> None:
+    first = Comparison(("simclr()", "hcl()"), 2, short(data))
+    prepare(first, tmp_path)
+    other = replace(first, common=short(data, epochs=7))
+    prepare(other, tmp_path)
+    (tmp_path / "runs").mkdir()
+    with raises(FileError, who="compare", got="epochs"):
+        prepare(first, tmp_path)
+
+
+def test_a_missing_extra_is_reported_before_anything_is_written(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(MissingExtra):
+        prepare(Comparison(("simclr()", "hcl()"), 2, short(data)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

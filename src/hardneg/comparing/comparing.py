@@ -35,7 +35,7 @@ from hardneg.comparing.verdict import (
     temperature_notes,
     verdicts_of,
 )
-from hardneg.core.errors import ArgumentError, HardnegError
+from hardneg.core.errors import ArgumentError, HardnegError, optional
 from hardneg.core.text import html_table
 from hardneg.io.files import output_folder, run_again, write_json
 from hardneg.io.provenance import environment
@@ -157,7 +157,9 @@ def prepare(
         ArgumentError: If the arms cannot be compared.
         CannotTrain: If an arm cannot be trained.
         FileError: If the folder has another comparison.
+        MissingExtra: Without the extra ``train``.
     """
+    optional("psutil", "compare", extra="train")
     check_boards()
     arms = [parse_arm(text).with_defaults(comparison.common) for text in comparison.arms]
     out = output_folder(out)

@@ -257,7 +257,7 @@ def _option_name(text: str) -> str:
 def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads: int, allow_other_data: bool) -> int:
     """Write request.json of a new comparison, or check that a resumed one has the same options and data.
 
-    Arms and seeds may be added to a comparison; its other options may not change.
+    Arms and seeds may be added to a comparison; its other options may not change once a run has started.
 
     Args:
         out: Folder of the comparison.
@@ -277,7 +277,8 @@ def open_folder(out: Path, comparison: Comparison, data: dict[str, Any], threads
     path = out / "request.json"
     own = ("common", "tune", "metric", "num_tries", "tune_seeds")
     wanted = json.loads(json.dumps({name: getattr(comparison, name) for name in own}))
-    before = _read_request(path) if path.exists() else {}
+    begun = any((out / name).exists() for name in ("runs", "tuning", "comparison.json"))
+    before = _read_request(path) if begun and path.exists() else {}
     if before and before | wanted != before:
         then, now = (one.get("common", {}) | {name: one.get(name) for name in own[1:]} for one in (before, wanted))
         got = f"which was started with other options ({changes(then, dict.fromkeys(then) | now)})"
