@@ -37,7 +37,7 @@ def test_similarities_are_those_of_all_pairs() -> None:
 
 def test_the_page_shows_the_histogram_and_the_texts(tmp_path: Path) -> None:
     page = Page(audit_page(hn.audit(keys(torch.arange(24) % 4))))
-    assert "False candidates (known) against negatives" in page.words
+    assert "Similarity of false negatives (known) and other candidates" in page.words
     rows = [{"anchor": f"query {i} <b>", "positive": f"good {i}", "negative": f"bad {i}"} for i in range(9)]
     (tmp_path / "mined.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     text = audit_page(audit_mined(AuditOptions(str(tmp_path / "mined.jsonl"))))

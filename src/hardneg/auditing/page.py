@@ -181,7 +181,7 @@ def _similarities(audit: Audit) -> tuple[str, Markup] | None:
     return None if not found.false else (FALSE, _histogram(FALSE, found.false, found.negatives, found.edges))
 
 
-FALSE = "false candidates (known)"
+FALSE = "false negatives (known)"
 
 
 def _batches(audit: Audit) -> list[tuple[BatchFigures, list[Markup], list[str]]]:

@@ -79,7 +79,7 @@ def _label(kind: str, one: Shares, at: float, left: bool) -> str:
     """Write the mean on its own side of the line if it fits there, otherwise on the other side."""
     words = f"{one.name.split()[0]} {one.mean:.2f}"
     wide = LETTER * len(words) + 5
-    left = at >= wide if left else at + wide > WIDTH
+    left = at + wide > WIDTH or (left and at - wide >= LEFT)  # on the left of LEFT is the axis
     side, shift = ("end", -5) if left else ("start", 5)
     row = TOP + {"same": 12, "other": 25, "third": 38}[kind]
     return f'<text class="halo {kind}" x="{at + shift:.1f}" y="{row}" text-anchor="{side}">{shown(words)}</text>'
