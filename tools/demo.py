@@ -38,7 +38,7 @@ def about_texts(found: dict[str, Any]) -> str:
         f"Texts: given the name of a function, which of {found['num_test']} sentences describes it? With the usual "
         f"negatives the model is right for {percent(plain)} of the names; if close negatives count more, for "
         f"{percent(tilted)}. {difference(found, tilted['arm'])} Both had the same texts, model and number of steps, "
-        "and each its best temperature by held-out training texts."
+        "and each its best temperature by held-out training texts, the mean of three seeds."
     )
 
 

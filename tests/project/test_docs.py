@@ -268,6 +268,12 @@ def test_the_readme_is_short() -> None:
     assert 400 <= len(words.split()) <= 700
 
 
+def test_all_hand_written_pages_together_are_short() -> None:
+    """Everything between blanks counts, also code and the bars of tables. Generated pages do not."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *SITE)]
+    assert sum(len(page.split()) for page in pages if not page.startswith("<!-- Generated")) <= 37_500
+
+
 FIRST = [page for page in PAGES if page.name == "README.md" or page.parent.name == "tutorials"]
 
 
