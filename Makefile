@@ -20,7 +20,7 @@ demo: .venv/demo ## Compare negatives on texts and on digits: runs/demo-text/rep
 	  --tune temperature=0.05,0.1,0.2 --tune-seeds 3 --option dim=128 \
 	  --arm "pairs()" \
 	  --arm "pairs(negatives='Tilt(1.0)')"
-	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 8 --batch-size 128 --out runs/demo \
+	$(BIN)/hardneg compare --data digits --seeds 3 --epochs 12 --batch-size 128 --out runs/demo \
 	  --tune temperature=0.25,0.5 \
 	  --arm "simclr()" \
 	  --arm "hcl(beta=1, tau_plus=0.1)" \

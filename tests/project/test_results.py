@@ -194,27 +194,18 @@ CONTROL_OF_HCL = "simclr(temperature=0.25)"
 def test_the_one_idea_has_the_tilts_against_their_matched_temperatures(results: ModuleType) -> None:
     text = (ROOT / "docs" / "explanation" / "the-one-idea.md").read_text(encoding="utf-8")
 
-    def interval(name: str, arm: str, against: str) -> str:
-        points, low, high = difference(results.read(name), arm, against)
-        return f"{points:+.2f} ({low:+.2f} to {high:+.2f}) |"
-
+    text = " ".join(text.split())
     hcl = "hcl(temperature=0.5, beta=1, tau_plus=0.05)"
-    assert (
-        f"| linear probe | {interval('temperature_defaults', hcl, CONTROL_OF_HCL).replace(' (', ' points (')}" in text
-    )
+    points, low, high = difference(results.read("temperature_defaults"), hcl, CONTROL_OF_HCL)
+    assert f"linear probe by {points:+.2f} points ({low:+.2f} to {high:+.2f})" in text
     measures = results.read("temperature_defaults")["measures"]
-    near = (100 * (np.array(measures[hcl][one]) - np.array(measures[CONTROL_OF_HCL][one])) for one in ("knn", "1nn"))
-    means = ", ".join(f"{gain.mean():+.2f}" for gain in near)
-    assert f"| 200-NN, 1-NN | {means}, in every seed |" in text
-    assert (
-        f"| linear probe | {interval('supervised', 'hscl(temperature=0.5, beta=5)', 'scl(temperature=0.083)')}" in text
-    )
+    gains = 100 * (np.array(measures[hcl]["knn"]) - np.array(measures[CONTROL_OF_HCL]["knn"]))
+    assert (gains > 0).all()
+    assert f"200-NN by {gains.mean():+.2f}, in every seed" in text
     for kind in ("static", "pretrained"):
         after = results.read("../simcse")["encoders"][kind]["after"]
         tilted, matched = (after[name]["sts"]["mean"] for name in ("tilt alone", "temperature 0.025"))
-        assert f"| STS | {tilted:.1f} against {matched:.1f} |" in text
-    assert f"| retrieval | {interval('../demo_text', TILTED_PAIRS, 'pairs()')}" in text
-    assert f"| 143-NN | {interval('../demo', 'hcl(beta=1, tau_plus=0.1)', 'simclr()')}" in text
+        assert f"{tilted:.1f} against {matched:.1f}" in text
 
 
 def test_the_chooser_has_the_figures_of_the_json_files(results: ModuleType) -> None:
