@@ -57,6 +57,7 @@ EXAMPLES: dict[str, list[str]] = {
         "--data cifar10 --num-prototypes 300 --queue 3840",
         "--data folder:photos@96 --num-crops 6   (multi-crop)",
     ],
+    "fnc": ["--data cifar10 --num-support 2 --epochs 200", "--found remove   (instead of attracting them)"],
     "nnclr": ["--data cifar10 --queue 20000 --epochs 200", '--negatives "Tilt(1.0)"   (a tilt)'],
     "simcse": [
         "--data text:sentences.txt --evaluate-with sts:sts.tsv",
