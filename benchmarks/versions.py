@@ -151,7 +151,7 @@ def serve(generic: bool) -> None:
     if generic:
         from hardneg.kernels.backends import tilted
 
-        tilted.dense_form = lambda *given: None  # ``symmetric_form`` calls it, too
+        tilted.dense_form = tilted.rows = lambda *given: None  # older and newer name
     works: dict[str, Work] = {}
     for line in sys.stdin:
         case = json.loads(line)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import hardneg as hn
+from hardneg.core.objectives import Objective, Row
+from hardneg.core.statistics import LogMass, LogPositives, Statistic, Support
 from hardneg.core.views import NUMBERED
 from hardneg.kernels.backends import cpu, cpu_tiles
 from support.operations import Largest
@@ -258,13 +261,13 @@ def test_a_loss_is_freed_without_the_garbage_collector(
 ) -> None:
     """Its tiles are large, and a cycle through autograd is never collected."""
     made: list[weakref.ref[Any]] = []
-    init = cpu._Loss.__init__
+    init = cpu._ClosedFormRows.__init__
 
     def noted(loss: Any, *given: Any) -> None:
         made.append(weakref.ref(loss))
         init(loss, *given)
 
-    monkeypatch.setattr(cpu._Loss, "__init__", noted)
+    monkeypatch.setattr(cpu._ClosedFormRows, "__init__", noted)
     gc.disable()
     try:
         views = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
@@ -276,3 +279,30 @@ def test_a_loss_is_freed_without_the_garbage_collector(
         assert not any(each() for each in made)
     finally:
         gc.enable()
+
+
+@dataclass(frozen=True, repr=False)
+class OfOneStatistic(Objective):
+    """An objective that declares one statistic, and nothing of the others."""
+
+    name: ClassVar = "of_one_statistic"
+    statistic: Statistic
+
+    def statistics(self) -> dict[str, Statistic]:
+        return {"value": self.statistic}
+
+    def __call__(self, positive: Tensor, row: Row) -> Tensor:
+        return row.value - positive
+
+
+@pytest.mark.parametrize("statistic", [LogMass(), LogPositives(), Support()])
+@pytest.mark.parametrize("negatives", ["Uniform()", "Tilt(1.0, detach=True)", "Tilt(1.0)"])
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_an_objective_without_log_mean_has_the_gradient_of_matrices(
+    statistic: Statistic, negatives: str, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"negatives": negatives, "objective": OfOneStatistic(statistic=statistic)}
+    for kind in ("queue", "two"):
+        found, wanted = both(monkeypatch, impl, options, kind, "numbered")
+        monkeypatch.undo()
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)

@@ -303,7 +303,7 @@ def test_auto_takes_the_kernels_wherever_they_serve() -> None:
     tilt, rank = (hn.ContrastiveLoss(text) for text in ("Tilt(1.0)", "Rank(0, 5)"))
     assert tilt.explain_path(z1, z2) == "triton: the distribution is of the closed family"
     assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: Rank(stop=5) needs")
-    assert hn.ContrastiveLoss("Tilt(1.0)", impl="dense").explain_path(z1, z2) == "dense: impl='dense'"
+    assert hn.ContrastiveLoss("Tilt(1.0)", impl="dense").explain_path(z1, z2).startswith("dense: impl='dense'; ")
 
 
 def test_a_temperature_of_zero_raises() -> None:

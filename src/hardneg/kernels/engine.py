@@ -2,7 +2,7 @@
 
 A backend reduces the candidates of every anchor to a few numbers, the row statistics, with autograd:
 
-    losses/contrastive.py  ->  choose(...)  ->  backend.rows(pairing, negatives, objective)  ->  RowResult.loss(...)
+    losses/contrastive.py  ->  choose(...)  ->  compute_rows(path, ...)  ->  RowResult.loss(...)
 
 A backend applies no objective, no reduction and no warning; of the objective it only reads which statistics it
 declares. ``RowResult.loss`` (core/objectives/base.py) applies the objective, in one place for all backends.
@@ -12,6 +12,9 @@ declares. ``RowResult.loss`` (core/objectives/base.py) applies the objective, in
 | ``dense`` | matrices [b, n] | small batches, distributions that need whole rows, torch.compile |
 | ``tiles`` | a few tiles | every pointwise distribution at any size |
 | ``triton`` | none beyond the vectors | uniform, tilted, banded and ranked negatives on a GPU |
+
+For common losses one autograd function replaces ``dense`` and ``tiles``: ``backends/cpu`` computes the closed family on
+a CPU, ``backends/tilted`` uniform and tilted negatives of small batches on a GPU. ``compute_rows`` tries them first.
 """
 
 from __future__ import annotations
@@ -123,9 +126,33 @@ def _why_not_triton(pairing: Pairing, negatives: Negatives, objective: Objective
     return _triton().why_not(pairing, negatives, objective)
 
 
-def backend(path: Path) -> Backend:
-    """Return the backend of a path."""
-    return _triton() if path.name == "triton" else _BACKENDS[path.name]
+def compute_rows(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
+    """Compute the statistics of a loss by the backend of a path, or by the fused function that replaces it.
+
+    Args:
+        path: The result of ``choose``.
+        pairing: The anchors, positives and candidates of the batch.
+        negatives: The distribution of negatives.
+        objective: The objective, for the statistics that it declares.
+    """
+    if path.name == "triton":
+        return _triton().rows(pairing, negatives, objective)
+    found = cpu.rows(pairing, negatives, objective, keep=path.name == "dense")
+    if found is None and path.name == "dense":
+        found = tilted.rows(pairing, negatives, objective)
+    return _BACKENDS[path.name].rows(pairing, negatives, objective) if found is None else found
+
+
+def explain(path: Path, pairing: Pairing, negatives: Negatives, objective: Objective) -> str:
+    """Describe a path, and whether a fused function replaces its backend; see ``compute_rows``."""
+    if path.name == "triton":
+        return str(path)
+    reason = cpu.why_not(pairing, negatives, objective)
+    if reason is None:
+        return f"{path}; computed by the fused function for CPUs"
+    if path.name == "dense" and tilted.why_not(pairing, negatives, objective) is None:
+        return f"{path}; computed by the fused function for tilts"
+    return f"{path}; not fused: {reason}"
 
 
 class Dense:
@@ -136,17 +163,7 @@ class Dense:
         return None
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-        """Compute the statistics from matrices; label positives are among the positives of the result.
-
-        The closed family goes through ``cpu`` on a CPU. Elsewhere uniform and tilted negatives of views, such as those
-        of a plain ``ContrastiveLoss()``, go through ``tilted``, which has fewer operations.
-        """
-        found = cpu.rows(pairing, negatives, objective, keep=True)
-        if found is not None:
-            return found
-        form = tilted.dense_form(pairing, negatives, objective)
-        if form is not None:
-            return tilted.dense_rows(pairing, form)
+        """Compute the statistics from matrices; label positives are among the positives of the result."""
         scores = matrices(pairing)
         row = objective.dense_row(scores, dense_weights(negatives.factors, scores))
         return RowResult(row, scores.positives, scores.positive_valid)
@@ -170,14 +187,8 @@ class Tiles:
         return None if streamable(negatives) else f"{negatives!r} needs whole rows"
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
-        """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them.
-
-        The closed family on a CPU goes through ``cpu`` instead.
-        """
+        """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them."""
         check_streamable(negatives)
-        found = None if self.tile else cpu.rows(pairing, negatives, objective, keep=False)
-        if found is not None:
-            return found
         ready = pairing.prepared()
         own = _own_scores(pairing, ready)
         plan = SweepPlan(ready, negatives.factors, objective, own, self.tile, narrows(pairing.anchors.vectors))

@@ -25,7 +25,7 @@ from hardneg.core.scoring import dense, from_matrix
 from hardneg.core.tensors import fields_of_rows, is_per_anchor, tensor_fields, typed_as, with_fields, without_autocast
 from hardneg.core.types import Scores, View
 from hardneg.core.views import Guides, Pools, PositivesBy, ViewOptions, Views, check_parts, check_temperature
-from hardneg.kernels.engine import Impl, Path, backend, check_streamable, choose
+from hardneg.kernels.engine import Impl, Path, check_streamable, choose, compute_rows, explain
 from hardneg.negatives.base import Mask, Negatives, Product, Uniform
 from hardneg.negatives.grammar import AnyGenerator, AnyObjective, parse, read_generator, read_objective
 
@@ -321,7 +321,7 @@ class ContrastiveLoss(nn.Module):
         self.path = choose(pairing, self._current, self._objective, self.impl, first)
         negatives = self._current if first is None else Product((first, self._current))
         with without_autocast(pairing.anchors.vectors.device):
-            found = backend(self.path).rows(pairing, negatives, self._objective)
+            found = compute_rows(self.path, pairing, negatives, self._objective)
             loss = found.loss(self._objective, self.reduction)
         if not torch.compiler.is_compiling():
             self._warn(found, pairing.num_candidates)
@@ -335,7 +335,8 @@ class ContrastiveLoss(nn.Module):
             >>> ContrastiveLoss("Tilt(1.0)").explain_path(z1, z2).split("; ")[0]
             'dense: 64 scores are few'
         """
-        return str(choose(self.pairing(*args, **kwargs), self._current, self._objective, self.impl))
+        parts = self.pairing(*args, **kwargs), self._current, self._objective
+        return explain(choose(*parts, self.impl), *parts)
 
     def diagnose(self, *args: Any, bins: int = 0, **kwargs: Any) -> Diagnosis:
         """Measure the negatives of a batch: how hard they are, how many, and how many share the anchor's label.

@@ -44,7 +44,7 @@ from hardneg.core.tensors import (
     tensor_fields,
     without_autocast,
 )
-from hardneg.core.tiles import NEVER
+from hardneg.core.types import NEVER, Keys
 from hardneg.kernels.backends.cpu_tiles import LN_2, ClosedFormTiles, ExpTile, RowSums, Sides, part_of
 from hardneg.negatives.base import Negatives
 from hardneg.negatives.closed import ClosedForm
@@ -74,11 +74,14 @@ def rows(pairing: Pairing, negatives: Negatives, objective: Objective, keep: boo
     Returns:
         The statistics; None for anything that is not supported here.
     """
-    form = _form(pairing, negatives, objective)
-    sides = None if form is None else Sides.of(pairing, form)
-    if form is None or sides is None:
+    if why_not(pairing, negatives, objective) is not None:
         return None
-    loss = _Loss(pairing, negatives, objective, form, sides, keep)
+    form = negatives.closed_form()
+    assert form is not None
+    sides = Sides.of(pairing, form)
+    if sides is None:
+        return None
+    loss = _ClosedFormRows(pairing, negatives, objective, form, sides, keep)
     if not loss.tiles.finite or (pairing.label_positives and loss.tiles.shift is None):
         return None
     own = None if pairing.num_views else similarity(sides.anchors.vectors, pairing.prepared_own().vectors)
@@ -89,35 +92,46 @@ def rows(pairing: Pairing, negatives: Negatives, objective: Objective, keep: boo
     return loss.result(dict(zip(loss.outputs, found, strict=True)), own)
 
 
-def _form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
-    """Return the closed form if the loss is supported, as far as the values of its vectors do not matter."""
+def why_not(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    """Return why ``rows`` does not support these arguments, whatever the values of the vectors; None if it does."""
     sides, temperature = (pairing.anchors, *pairing.candidates), pairing.temperature
-    if pairing.anchors.vectors.device.type != "cpu" or pairing.guide is not None:
-        return None
-    if any(keys.private or not len(keys) or not keys.dim or not is_plain(keys.vectors) for keys in sides):
-        return None
-    if len({keys.vectors.dtype == torch.float64 for keys in sides}) > 1:
-        return None
+    if pairing.anchors.vectors.device.type != "cpu":
+        return "the vectors are not on a CPU"
+    if pairing.guide is not None:
+        return "there is a guide"
+    if any(keys.private or not len(keys) or not keys.dim for keys in sides):
+        return "candidates are private to each anchor, or there are none"
+    if not all(is_plain(keys.vectors) for keys in sides) or len({_is_double(keys) for keys in sides}) > 1:
+        return "the vectors are not plain tensors of one type"
     if pairing.num_views and (pairing.positive_mask is not None or pairing.positives.ids is not None):
-        return None
+        return "the positives have ids or a mask"
     if pairing.num_views > 1 and pairing.candidates[0] is not pairing.anchors:
-        return None
+        return "the anchors are not the first candidates"
     if isinstance(temperature, Tensor) and not (is_plain(temperature.detach()) and temperature.detach().min() > 0):
-        return None
+        return "the temperature is not positive"
     form = negatives.closed_form()
-    if form is None or form.ceilings or any(type(each) not in STATISTICS for each in objective.statistics().values()):
-        return None
+    if form is None or form.ceilings:
+        return f"{negatives!r} is not of the closed family, or has a limit for each anchor"
+    if any(type(each) not in STATISTICS for each in objective.statistics().values()):
+        return f"{objective!r} needs other row statistics"
     if (pairing.label_positives or form.other_labels) and any(keys.labels is None for keys in sides):
-        return None
+        return "labels are missing"
     if not pairing.label_positives:
-        return form
-    tensors = [temperature, *tensor_fields(objective).values()]
-    learnt = any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
-    return None if learnt or objective.pair_form is None else form
+        return None
+    learnt = any(
+        isinstance(each, Tensor) and each.requires_grad for each in (temperature, *tensor_fields(objective).values())
+    )
+    if learnt or objective.pair_form is None:
+        return f"{objective!r} of positives by label needs every pair, or has learnable numbers"
+    return None
 
 
-class _Loss:
-    """What the sums over tiles mean: statistics, losses of positives by label, and their gradients.
+def _is_double(keys: Keys) -> bool:
+    return keys.vectors.dtype == torch.float64
+
+
+class _ClosedFormRows:
+    """Turns sums over tiles into statistics and losses of positives by label, and their gradients into those of scores.
 
     Attributes:
         outputs: Names of the outputs of ``_Statistics``: the scores of the anchors' own positives if these are views of
@@ -401,11 +415,11 @@ def _detached(temperature: float | Tensor) -> float | Tensor:
 
 
 class _Statistics(torch.autograd.Function):
-    """The outputs of a ``_Loss``; its inputs are the temperature, scores of own positives, anchors, and other pools."""
+    """The outputs of ``_ClosedFormRows``, by the temperature, scores of own positives, anchors, and other pools."""
 
     @staticmethod
     def forward(
-        ctx: Any, loss: _Loss, temperature: Tensor | None, own: Tensor | None, *vectors: Tensor
+        ctx: Any, loss: _ClosedFormRows, temperature: Tensor | None, own: Tensor | None, *vectors: Tensor
     ) -> tuple[Tensor, ...]:
         tiles, sides, learns = loss.tiles, loss.tiles.sides, any(ctx.needs_input_grad)
         ctx.loss, ctx.given, ctx.number = loss, own is not None, len(vectors)
@@ -446,7 +460,8 @@ def _by_tiles(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     numbers = loss.coefficients(by_name)
     sums = _Gradients(loss, ctx.needs_input_grad[1], ctx.needs_input_grad[3:])
     if ahead is not None:
-        sums.of_anchors = ahead * numbers["a"] if "a" in numbers else ahead
+        if "a" in numbers:  # otherwise nothing reaches the scores of the negatives
+            sums.of_anchors = ahead * numbers["a"]
     elif numbers and any(ctx.needs_input_grad[place] for place in (1, *range(3, len(ctx.needs_input_grad)))):
         kept = saved[ctx.number :]
         for rows, tile in loss.tiles.stored(kept) if kept else loss.tiles.again():
@@ -470,7 +485,7 @@ class _Gradients:
         vectors: Whether those by the anchors and by the other pools are needed.
     """
 
-    def __init__(self, loss: _Loss, temperature: bool, vectors: Sequence[bool]) -> None:
+    def __init__(self, loss: _ClosedFormRows, temperature: bool, vectors: Sequence[bool]) -> None:
         tiles, sides = loss.tiles, loss.tiles.sides
         self.loss, self.of_temperature, self.wanted = loss, temperature, vectors
         self.of_anchors = torch.zeros_like(tiles.anchors)

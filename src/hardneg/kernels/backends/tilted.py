@@ -1,7 +1,7 @@
 """A shortcut for uniform and tilted negatives of views: whole rows in few operations, with handwritten gradients.
 
-It computes the dense loss of a small batch on a GPU, whose time is that of its operations; on a CPU, ``cpu`` comes
-first. ``dense_form`` decides whether the shortcut applies.
+It computes the dense loss of a small batch on a GPU, whose time is that of its operations. On a CPU ``cpu`` is tried
+first, so that this shortcut only runs for vectors that are not finite.
 """
 
 from __future__ import annotations
@@ -33,43 +33,47 @@ TILTED_STATISTICS = (LogMean, Support)
 """The statistics that are computed here."""
 
 
-def dense_form(pairing: Pairing, negatives: Negatives, objective: Objective) -> ClosedForm | None:
-    """Return the tilt if ``dense_rows`` computes it: all other instances of a batch of views, weighted by e^(beta s).
+def why_not(pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
+    """Return why ``rows`` does not support these arguments; None if it does.
+
+    It supports all other instances of a batch of views, weighted by e^(beta s): no labels, guides, bands, windows,
+    several pools, other statistics, or compilers.
 
     Args:
         pairing: The anchors, positives and candidates of the batch.
         negatives: The distribution of negatives.
         objective: The objective, for the statistics that it declares.
-
-    Returns:
-        The closed form; None for anything else: labels, guides, bands, windows, several pools, other statistics,
-        compilers.
     """
     if not pairing.num_views or len(pairing.candidates) > 1 or pairing.label_positives or pairing.guide is not None:
-        return None
+        return "the candidates are not one batch of views"
     if pairing.positive_mask is not None or pairing.positives.ids is not None:
-        return None
+        return "the positives have ids or a mask"
     anchors, (candidates,) = pairing.anchors, pairing.candidates
     temperature, n = known_number(pairing.temperature), candidates.vectors.shape[0]
     if temperature is None or not temperature > 0 or n <= pairing.num_views:  # a wrong one raises elsewhere
-        return None
+        return "the temperature is not one positive number, or there is no negative"
     if anchors.ids is None or candidates.ids is None:
-        return None
+        return "there are no ids"
     if not is_plain(anchors.vectors) or anchors.vectors.dtype != candidates.vectors.dtype:
-        return None
+        return "the vectors are not plain tensors of one type"
     form = negatives.closed_form()
     if form is None or form.other_labels or form.banded or form.window is not None:
-        return None
-    return form if all(type(each) in TILTED_STATISTICS for each in objective.statistics().values()) else None
+        return f"{negatives!r} is not a tilt"
+    if any(type(each) not in TILTED_STATISTICS for each in objective.statistics().values()):
+        return f"{objective!r} needs other row statistics"
+    return None
 
 
-def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
+def rows(pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult | None:
     """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device.
 
-    Args:
-        pairing: A pairing for which ``dense_form`` returns a form.
-        form: That form.
+    Returns:
+        The statistics; None for what ``why_not`` names.
     """
+    if why_not(pairing, negatives, objective) is not None:
+        return None
+    form = negatives.closed_form()
+    assert form is not None
     tilt = _Tilt.of(pairing, form)
     if tilt.raw:
         own, log_mean = _Tilted.apply(pairing.anchors.vectors, None, tilt)  # type: ignore[no-untyped-call]
@@ -77,16 +81,12 @@ def dense_rows(pairing: Pairing, form: ClosedForm) -> RowResult:
         anchors, (candidates,) = pairing.prepared_keys()
         others = None if candidates is anchors else candidates.vectors
         own, log_mean = _Tilted.apply(anchors.vectors, others, tilt)  # type: ignore[no-untyped-call]
-    return _result(pairing, tilt, own, log_mean)
-
-
-def _result(pairing: Pairing, tilt: _Tilt, own: Tensor, log_mean: Tensor) -> RowResult:
-    if tilt.number is not None:
-        row = Row({"log_mean": log_mean, "support": tilt.support}, pairing.temperature, tilt.number)
-        return RowResult(row, own, None)
-    log_mean = log_mean.masked_fill(tilt.support == 0, NEVER)  # there may be rows without a negative
-    row = Row({"log_mean": log_mean, "support": tilt.support}, pairing.temperature)
-    return RowResult(row, own, torch.ones_like(own, dtype=torch.bool))
+    if tilt.number is None:
+        log_mean = log_mean.masked_fill(tilt.support == 0, NEVER)  # there may be rows without a negative
+    names = {"support": Support(), **objective.statistics()}
+    values = {name: log_mean if type(each) is LogMean else tilt.support for name, each in names.items()}
+    real = None if tilt.number is not None else torch.ones_like(own, dtype=torch.bool)
+    return RowResult(Row(values, pairing.temperature, tilt.number), own, real)
 
 
 class _Tilt(NamedTuple):
