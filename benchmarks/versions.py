@@ -28,7 +28,15 @@ Work = Callable[[], Any]
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 """Settings of glibc that keep freed memory: otherwise each call has 300 to 700 page faults, by chance of its process,
 which makes all calls of a process up to 5 % faster or slower."""
-ALGEBRA = ("Uniform()", "Tilt(1.0)", "OtherLabel() * Tilt(1.0)", "Ring(0.1, 0.5)", "Rank(0, 50)", "Threshold(0.1)")
+ALGEBRA = (
+    "Uniform()",
+    "Tilt(1.0)",
+    "OtherLabel() * Tilt(1.0)",
+    "Ring(0.1, 0.5)",
+    "Rank(0, 50)",
+    "Threshold(0.1)",
+    "BelowPositive(0.05)",  # not of the family that a CPU computes in fused tiles
+)
 HCL = {"negatives": "Tilt(1.0)", "tau_plus": 0.1}
 CASES: dict[str, dict[str, Any]] = {
     **{
@@ -36,6 +44,11 @@ CASES: dict[str, dict[str, Any]] = {
         for rows in (512, 2048)
         for text in ALGEBRA
         for impl in ("dense", "streamed")
+    },
+    "dense BelowPositive(0.05) at 64": {
+        "kind": "loss",
+        "rows": 64,
+        "options": {"negatives": "BelowPositive(0.05)", "impl": "dense"},
     },
     "dense HCL at 512": {"kind": "loss", "rows": 512, "options": HCL},
     "dense HCL with ids at 512": {"kind": "loss", "rows": 512, "ids": True, "options": HCL},
