@@ -26,7 +26,7 @@ from hardneg.auditing.inputs import read_tags
 from hardneg.auditing.options import Settings
 from hardneg.auditing.terminal import ABSENT, COLUMNS, as_text
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError
+from hardneg.core.errors import ArgumentError, FileError
 from hardneg.io.files import write_json
 from support.errors import raises
 from support.mining_jobs import write_lines
@@ -45,6 +45,15 @@ def files(tmp_path: Path) -> dict[str, str]:
 def test_labels_of_a_text_file_are_its_lines_without_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes("\ufeffcat\r\ndog\ncat\n".encode())
     assert read_tags("labels", str(tmp_path / "labels.txt"), None) == ["cat", "dog", "cat"]
+
+
+def test_labels_without_a_header_are_not_read_as_one_label_less(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("3\n1\n4\n")
+    with raises(FileError, who="audit", path=str(path), got="3"):
+        read_tags("labels", str(path), None)
+    path.write_text("label\n3\n1\n4\n")
+    assert [str(one) for one in read_tags("labels", str(path), None)] == ["3", "1", "4"]
 
 
 def call(*arguments: str) -> Any:

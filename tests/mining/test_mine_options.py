@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from typer.testing import CliRunner
 
 from hardneg.auditing.files import AuditOptions, audit_files
 from hardneg.cli.app import app
-from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.core.errors import ArgumentError, MissingExtra, NoFile
 from hardneg.io.tables import read_table
 from hardneg.mining.encode import encoders_of_model
 from hardneg.mining.estimate import estimate
 from hardneg.mining.job import run
 from hardneg.mining.options import MineOptions
+from hardneg.mining.output import check_format
 from support.errors import raises, warns
 from support.libraries import part_of_sentence_transformers
 from support.mining_jobs import lines, make_job
@@ -85,6 +87,12 @@ def test_another_content_of_a_run_is_another_job(job: MineOptions, monkeypatch: 
     write_run(job, "r", {query: found[::-1] for query, found in lists.items()})
     run(given)
     assert lines(job.out) != first, "blocks of the old run were used"
+
+
+def test_without_pyarrow_the_other_format_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with raises(MissingExtra, fix=".jsonl"):
+        check_format(tmp_path / "mined.parquet")
 
 
 def test_ids_in_every_format(job: MineOptions) -> None:

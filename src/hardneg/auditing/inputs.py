@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hardneg.auditing.options import AuditOptions
-from hardneg.core.errors import ArgumentError, NoFile
+from hardneg.core.errors import ArgumentError, FileError, NoFile
 from hardneg.core.schedules import LONG, value_of
 from hardneg.io.arrays import names_in_npz, read_npy, read_npz
 from hardneg.io.embeddings import SPLIT_NAMES, load_embeddings
@@ -181,6 +181,7 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
     Raises:
         NoFile: If the file does not exist.
         ArgumentError: If no column or array fits, or its values are neither integers nor text.
+        FileError: If a table has no header.
     """
     file = Path(path)
     if not file.exists():
@@ -191,6 +192,9 @@ def read_tags(what: str, path: str, column: str | None) -> Sequence[Any]:
         with open_text(file, WHO) as lines:
             return lines.read().splitlines()
     names = names_in_npz(WHO, file) if file.suffix == ".npz" else list(table := read_table(path, WHO))
+    if len(names) == 1 and file.suffix != ".npz" and names[0].strip().lstrip("-").isdecimal():
+        got, fix = f"whose first line is {names[0]}", f"name the column in the first line, such as {what[:-1]}"
+        raise FileError(WHO, f"a table of {what} with a header", path, got, fix)
     usual = next((name for name in (what, what[:-1], "class", "y") if name in names), None)
     name = column or usual or (names[0] if len(names) == 1 or (file.suffix == ".npz" and names) else None)
     if name is None or name not in names:

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hardneg.core.errors import FileError, check_among, optional
+from hardneg.core.errors import FileError, MissingExtra, check_among, optional
 from hardneg.io.files import disk_failure, run_again, write_atomically
 from hardneg.io.outputs import old_name
 from hardneg.mining.problem import Problem
@@ -289,7 +289,10 @@ def check_format(path: Path) -> None:
     if suffix in _other_files:
         raise FileError("mine", "an output that is .parquet, .jsonl or a folder", path)
     if suffix == ".parquet":
-        optional("pyarrow", ".parquet", extra="text")
+        try:
+            optional("pyarrow", ".parquet", extra="text")
+        except MissingExtra as error:
+            raise MissingExtra(error.who, error.what, fix=f"{error.fix}, or write .jsonl") from None
     if suffix in (".parquet", ".jsonl"):
         if path.is_dir():
             raise FileError("mine", f"a file as {suffix} output", path, "which is a folder")
