@@ -137,8 +137,12 @@ def test_wrong_arguments_are_errors():
         for objective in (hn.info_nce, hn.jsd, hn.sigmoid, hn.surrogate):
             with raises(ArgumentError, what="each candidate"):
                 objective(scores, log_w)
-    for call in (hn.ContrastiveLoss(), lambda a, b: hn.two_views(a, b, 0.5), lambda a, b: hn.cross_views(a, b, 0.5)):
-        with raises(ArgumentError, who="score", got="vectors=(0, 4)"):
+    for who, call in (
+        ("ContrastiveLoss", hn.ContrastiveLoss()),
+        ("score", lambda a, b: hn.two_views(a, b, 0.5)),
+        ("score", lambda a, b: hn.cross_views(a, b, 0.5)),
+    ):
+        with raises(ArgumentError, who=who, got="vectors=(0, 4)"):
             call(z1[:0], z2[:0])
 
 

@@ -297,36 +297,42 @@ def checks(enabled: bool = True) -> Iterator[None]:
         _checking = before
 
 
-def check_parts(pairing: Pairing) -> None:
-    """Raise ArgumentError unless the shapes of anchors, positives and candidates fit together."""
+def check_parts(pairing: Pairing, who: str = "score") -> None:
+    """Raise ArgumentError unless the shapes of anchors, positives and candidates fit together.
+
+    Args:
+        pairing: The pairing.
+        who: The function or class that the user called, for the error.
+    """
     anchors, pool = pairing.anchors, pairing.candidates
     if anchors.private:
-        raise ArgumentError("score", "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
+        raise ArgumentError(who, "anchors [b, d]", f"vectors={tuple(anchors.vectors.shape)}")
     if not len(anchors):
-        raise ArgumentError("score", "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
-    check_temperature("score", pairing.temperature, len(anchors))
+        raise ArgumentError(who, "at least one anchor", f"vectors={tuple(anchors.vectors.shape)}")
+    check_temperature(who, pairing.temperature, len(anchors))
     own = pairing.positives.vectors
     if own.shape[0] != len(anchors):
-        raise ArgumentError("score", f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
+        raise ArgumentError(who, f"positives of {len(anchors)} anchors", f"positives={tuple(own.shape)}")
     mask, pairs = pairing.positive_mask, (len(anchors), own.shape[1] if pairing.positives.private else 1)
     if mask is not None and (mask.shape != pairs or mask.dtype != torch.bool):
         got = f"positive_mask={tuple(mask.shape)} of {mask.dtype}"
-        raise ArgumentError("score", f"a bool positive_mask {pairs}", got)
+        raise ArgumentError(who, f"a bool positive_mask {pairs}", got)
     if not pool:
-        raise ArgumentError("score", "at least one pool of candidates", "pool=()")
-    for keys in [pairing.positives, *pool]:
+        raise ArgumentError(who, "at least one pool of candidates", "pool=()")
+    for name, keys in [("positives", pairing.positives), *(("candidates", keys) for keys in pool)]:
         if keys.dim != anchors.dim:
-            raise ArgumentError("score", f"vectors of {anchors.dim} features", str(tuple(keys.vectors.shape)))
+            what = f"vectors of {anchors.dim} features, as the anchors have"
+            raise ArgumentError(who, what, f"{name}={tuple(keys.vectors.shape)}")
     for keys in pool:
         if keys.private and keys.vectors.shape[0] != len(anchors):
             what = f"private candidates of {len(anchors)} anchors"
-            raise ArgumentError("score", what, str(tuple(keys.vectors.shape)))
+            raise ArgumentError(who, what, f"candidates={tuple(keys.vectors.shape)}")
     if _checking and not torch.compiler.is_compiling():
         ready = pairing.prepared()
         for keys in [ready.anchors, ready.positives, *ready.candidates]:
             check_vectors(keys.vectors)
     if pairing.guide is not None:
-        check_parts(pairing.guide)
+        check_parts(pairing.guide, who)
 
 
 def check_temperature(who: str, temperature: float | Tensor, rows: int | None = None) -> None:

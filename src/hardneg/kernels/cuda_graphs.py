@@ -2,7 +2,7 @@
 
 One compiled kernel reads a tile once where eager code writes it many times. Between two kernels, Python and
 torch.compile need more time than the kernels of a tile, so the same work for many blocks of rows is captured as a CUDA
-graph. On a CPU everything runs as it is written. If torch.compile refuses a user's distribution, it runs uncompiled,
+graph. On a CPU nothing is compiled. If torch.compile refuses a user's distribution, it runs uncompiled,
 after a warning.
 
 ``Runner`` compiles the functions of tiles, and ``over_blocks`` and ``capture`` handle graphs; on a CPU these only call

@@ -34,7 +34,7 @@ from hardneg.core.errors import ArgumentError
 from hardneg.core.objectives.base import Objective, Row, RowResult
 from hardneg.core.pairing import Pairing, matrices
 from hardneg.kernels.passes import LargestValue, PromotedPairs, RowStatisticsPass, statistics_of
-from hardneg.kernels.plan import Leaf, SweepPlan, narrows, with_gradient
+from hardneg.kernels.plan import Leaf, SweepPlan, bounds_with_gradient, narrows
 from hardneg.kernels.sweep import bounds_of, sweep
 from hardneg.negatives.base import Mask, Negatives, not_pointwise
 
@@ -214,7 +214,7 @@ def _row(plan: SweepPlan, pairing: Pairing, own: Tensor) -> Row:
     bounds = bounds_of(plan)
     leaves, last = list(plan.leaves), Leaf(own, True)
     largest = []
-    for place in with_gradient(plan.factors):
+    for place in bounds_with_gradient(plan.factors):
         (value,) = sweep(LargestValue(plan, [*plan.leaves, last], bounds, place), pairing, [*plan.leaves, last])
         largest.append((*place, len(leaves)))
         leaves.append(Leaf(value, value.ndim > 0))

@@ -361,7 +361,7 @@ def pull_pairs(
 
 
 class LargestValue(Sweep):
-    """Gives the largest value of a bound a gradient: that of each pair that reaches it, divided by their number.
+    """Routes the gradient of a bound's largest value to the pairs that reach it, in equal parts.
 
     It is not compiled: a pair reaches the value where both have the same bits. The last of the leaves are the scores of
     the anchors' own positives.

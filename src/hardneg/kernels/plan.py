@@ -1,4 +1,4 @@
-"""The plan of a sweep: in which tiles and precision vectors are multiplied, and which small tensors have gradients.
+"""How a sweep is cut into tiles, in which precision it multiplies, and which small tensors have gradients.
 
 ``SweepPlan`` holds the prepared pairing and cuts it into tiles. ``Products`` multiplies the vectors of a tile, and adds
 its contribution to their gradients. ``Functions`` and ``Leaf`` separate the distribution from the tensors in its fields
@@ -82,7 +82,7 @@ def tempered(similarity: Tensor, scale: Tensor | None, temperature: float | Tens
     return similarity * (1.0 / temperature)
 
 
-def with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
+def bounds_with_gradient(factors: Sequence[Negatives]) -> list[tuple[int, str]]:
     """Return the bounds through which a gradient flows, as (factor, name).
 
     They are computed and differentiated without compilation.
@@ -139,7 +139,7 @@ class SweepPlan:
         if self.own.device.type == "cpu":
             return CPU_TILE
         numbers = CHUNK_BYTES // self.products.anchors.vectors.element_size()
-        numbers //= 1 if self.runner.compiles and not with_gradient(self.factors) else EAGER_TENSORS
+        numbers //= 1 if self.runner.compiles and not bounds_with_gradient(self.factors) else EAGER_TENSORS
         columns = max(1, *(len(keys) for keys in self.pairing.candidates))
         rows = max(numbers // columns, min(MIN_TILE_ROWS, numbers))
         parts = -(-len(self.pairing) // rows)  # of equal size: one shape to compile

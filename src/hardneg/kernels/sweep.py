@@ -40,9 +40,9 @@ from hardneg.kernels.plan import (
     PlannedRows,
     SweepPlan,
     add_rows,
+    bounds_with_gradient,
     similarity_of,
     tempered,
-    with_gradient,
 )
 
 Grads = Sequence[Tensor]
@@ -61,7 +61,7 @@ class At(NamedTuple):
 
 
 class Sweep(ABC):
-    """A pass over the tiles of a plan: what it sums, and which gradients it returns to the tiles.
+    """A pass over the tiles of a plan: what it sums, and how each tile contributes to the gradients.
 
     Args:
         plan: The plan.
@@ -271,7 +271,7 @@ def bounds_of(plan: SweepPlan) -> list[Bounds]:
     A bound through which a gradient flows is computed as its gradient is, without compilation, so that both have the
     same bits.
     """
-    compiles = plan.runner.compiles and not with_gradient(plan.factors)
+    compiles = plan.runner.compiles and not bounds_with_gradient(plan.factors)
     if compiles and not any(factor.batch_scope for factor in plan.factors):
         return _in_graphs(plan)
     found: RowCollector[list[Bounds]] = RowCollector(len(plan.pairing))

@@ -317,7 +317,7 @@ class ContrastiveLoss(nn.Module):
             first: A mask that is applied before the negatives of the loss.
         """
         self._refresh_fields()
-        check_parts(pairing)
+        check_parts(pairing, "ContrastiveLoss")
         self.path = choose(pairing, self._current, self._objective, self.impl, first)
         negatives = self._current if first is None else Product((first, self._current))
         with without_autocast(pairing.anchors.vectors.device):

@@ -159,7 +159,7 @@ class Finder:
             assert bounds is not None
             drawn = (lambda low, high: self._uniforms(query, low, high)) if self.rule.draw == "gumbel" else None
             keep = Filters(self.scorer, query, self.rule.negatives.factors, bounds, drawn)
-        elif filtered and (forms := self.ceilings()) is not None:
+        elif filtered and (forms := self.leading_forms()) is not None:
             keep = Ceilings(self.scorer, query, forms)
         elif filtered:
             own = bounds_of(self.scorer, query, self.leading)
@@ -167,7 +167,7 @@ class Finder:
         excluded = self.scorer.excluded.of(query)
         return RunningNearest(self.corpus, self.scorer.model.raw(query), size, excluded, keep, largest_on(self.device))
 
-    def ceilings(self) -> list[ClosedForm] | None:
+    def leading_forms(self) -> list[ClosedForm] | None:
         """Return the closed forms of the leading factors if all they remove is above a ceiling, else None."""
         forms = [factor.closed_form() if may_remove(factor) else ClosedForm() for factor in self.leading]
         known = [form for form in forms if form is not None and form.cut_from_above]

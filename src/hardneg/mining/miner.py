@@ -186,7 +186,7 @@ class Miner:
         attempts = list(finder.attempts(False))
         if finder.applies_all_factors or len(attempts) == 1 or not attempts[1][1] or not len(self.scorer.queries):
             return False
-        if finder.ceilings() is not None and (not self.bfloat16 or self.scorer.device.type == "cpu"):
+        if finder.leading_forms() is not None and (not self.bfloat16 or self.scorer.device.type == "cpu"):
             return True  # ceilings cost nothing, and the corpus is read only once
         query = torch.arange(min(_pilot, len(self.scorer.queries)), device=self.scorer.device)
         low, high = 0, min(_pilot_rows, len(corpus))
