@@ -187,3 +187,15 @@ def test_the_mean_is_another_name_of_the_mean_over_anchors(labels: torch.Tensor 
     weights = torch.rand(32)
     assert torch.equal(hn.reduce(pairs, scores, "mean"), hn.reduce(pairs, scores))
     assert torch.equal(hn.reduce(pairs, scores, "mean", weights), hn.reduce(pairs, scores, "anchors", weights))
+
+
+@pytest.mark.parametrize("impl", ["auto", "dense", "streamed"])
+def test_the_choice_of_a_backend_prints_no_tensor(impl, monkeypatch):
+    def printed(*_, **__):
+        raise AssertionError("a tensor is printed, which takes milliseconds and waits for a GPU")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", printed)
+    z1, z2 = torch.randn(2, 8, 4)
+    negatives = hn.Tilt(torch.rand(16, 1)) * hn.BelowPositive(0.05)
+    assert hn.ContrastiveLoss(negatives, impl=impl)(z1, z2).isfinite()
+    assert hn.ContrastiveLoss(negatives, impl=impl, objective="jsd")(z1, z2).isfinite()

@@ -101,7 +101,11 @@ def choose(pairing: Pairing, negatives: Negatives, objective: Objective, impl: I
         return Path("dense", "impl='dense'")
     if torch.compiler.is_compiling():
         return Path("dense" if impl == "auto" else "chunked", "inside torch.compile")
-    reason = _why_not_triton(pairing, negatives, objective) if first is None else f"{first!r} is built from tensors"
+    reason = (
+        _why_not_triton(pairing, negatives, objective)
+        if first is None
+        else f"{type(first).__name__} is built from tensors"
+    )
     number = len(pairing) * pairing.num_candidates
     most = MAX_DENSE_SCORES.get(pairing.anchors.vectors.device.type, MAX_DENSE_SCORES["cuda"])
     if reason is None and impl == "auto" and number <= most:
@@ -184,7 +188,7 @@ class Tiles:
 
     def why_not(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> str | None:
         """Return why this distribution needs whole rows; None if it works on tiles."""
-        return None if streamable(negatives) else f"{negatives!r} needs whole rows"
+        return None if streamable(negatives) else "the distribution needs whole rows"
 
     def rows(self, pairing: Pairing, negatives: Negatives, objective: Objective) -> RowResult:
         """Sweep the bounds, then the statistics; positives by label are swept when the loss needs them."""

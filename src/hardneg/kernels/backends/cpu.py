@@ -111,9 +111,9 @@ def why_not(pairing: Pairing, negatives: Negatives, objective: Objective) -> str
         return "the temperature is not positive"
     form = negatives.closed_form()
     if form is None or form.ceilings:
-        return f"{negatives!r} is not of the closed family, or has a limit for each anchor"
+        return "the distribution is not of the closed family, or has a limit for each anchor"
     if any(type(each) not in STATISTICS for each in objective.statistics().values()):
-        return f"{objective!r} needs other row statistics"
+        return "the objective needs other row statistics"
     if (pairing.label_positives or form.other_labels) and any(keys.labels is None for keys in sides):
         return "labels are missing"
     if not pairing.label_positives:
@@ -122,7 +122,7 @@ def why_not(pairing: Pairing, negatives: Negatives, objective: Objective) -> str
         isinstance(each, Tensor) and each.requires_grad for each in (temperature, *tensor_fields(objective).values())
     )
     if learnt or objective.pair_form is None:
-        return f"{objective!r} of positives by label needs every pair, or has learnable numbers"
+        return "the objective needs every pair of positives by label, or has learnable numbers"
     return None
 
 

@@ -58,9 +58,9 @@ def why_not(pairing: Pairing, negatives: Negatives, objective: Objective) -> str
         return "the vectors are not plain tensors of one type"
     form = negatives.closed_form()
     if form is None or form.other_labels or form.banded or form.window is not None:
-        return f"{negatives!r} is not a tilt"
+        return "the distribution is not a tilt"
     if any(type(each) not in TILTED_STATISTICS for each in objective.statistics().values()):
-        return f"{objective!r} needs other row statistics"
+        return "the objective needs other row statistics"
     return None
 
 

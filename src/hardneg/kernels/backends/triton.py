@@ -71,18 +71,18 @@ def why_unsupported_loss(pairing: Pairing, negatives: Negatives, objective: Obje
     if is_slow(pairing):
         return "products of float32 without TF32 are faster in cuBLAS"
     if form is None:
-        return f"{negatives!r} is not of the closed family"
+        return "the distribution is not of the closed family"
     if unknown := [name for name, each in objective.statistics().items() if type(each) not in FUSED_STATISTICS]:
-        return f"{objective!r} needs the row statistic {unknown[0]!r}"
+        return f"the objective needs the row statistic {unknown[0]!r}"
     if pairing.label_positives and objective.pair_form is None:
-        return f"{objective!r} of positives by label needs every pair"
+        return "the objective needs every pair of positives by label"
     if pairing.label_positives and form.ceilings:
-        return f"{negatives!r} needs the lowest of the positives by label"
+        return "the distribution needs the lowest of the positives by label"
     plain = pairing.normalize and not (form.banded or form.ceilings or pairing.label_positives)
     if is_wide(pairing.anchors.vectors) and not plain:
         return NOT_WIDE
     if form.window is not None and not (plain and _is_queue(pairing)):
-        return f"{negatives!r} needs normalised anchors of 16 bits against candidates without a gradient"
+        return "the window needs normalised anchors of 16 bits against candidates without a gradient"
     if pairing.positives.ids is not None:
         return "the positives have their own ids"
     if pairing.positives.vectors.numel() >= 2**31:
