@@ -216,6 +216,18 @@ def test_a_queue_may_be_changed_between_the_loss_and_its_gradient(text: str) -> 
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("text", ["Uniform()", "Tilt(1.0)", "Tilt(1.0, detach=True)", "OtherLabel()", "Ring(0.1, 0.5)"])
+@pytest.mark.parametrize("impl", ["dense", "streamed"])
+def test_positives_without_a_gradient_are_normalised(text: str, impl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    z1, z2, labels = vectors(12), 3.0 * vectors(12, seed=1), torch.arange(12) % 3
+    loss, found = hn.ContrastiveLoss(text, views="cross", detach_keys=True, impl=impl), []
+    for _ in range(2):
+        value = loss(z1, z2, labels=labels)
+        found.append((value, *torch.autograd.grad(value, [z1])))
+        without(monkeypatch)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-11)
+
+
 @pytest.mark.parametrize("name", ["plain", "supcon", "hscl"])
 @pytest.mark.parametrize("text", ["Uniform()", "Tilt(1.0)", "Threshold(0.1)", "Ring(0.1, 0.5)"])
 def test_single_precision_is_close_to_double(text: str, name: str) -> None:

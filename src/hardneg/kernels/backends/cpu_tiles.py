@@ -84,8 +84,9 @@ class Sides(NamedTuple):
         unit, anchors = pairing.normalize and not pairing.ready, pairing.prepare(pairing.anchors)
         norms, pools = [_largest_norm(anchors.vectors, unit)], []
         inverse: list[Tensor | None] = []
-        for keys in pairing.candidates:
-            as_given = ahead and unit and keys is not pairing.anchors and keys.vectors.dtype == anchors.vectors.dtype
+        for place, keys in enumerate(pairing.candidates):
+            others = keys is not pairing.anchors and not (place == 0 and pairing.num_views)  # no own positives
+            as_given = ahead and unit and others and keys.vectors.dtype == anchors.vectors.dtype
             squares = _squares(keys.vectors) if as_given else None
             if squares is not None and in_range(squares):
                 ready, largest = keys, 1.0
