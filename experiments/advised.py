@@ -1,8 +1,9 @@
 """Whether following ``hardneg advise`` pays: its first suggestion against the default and against its second one.
 
-For data that are in no study. Every arm has the same tries, as in the studies.
+For pairs of texts that are in no study: sentences of SICK that mean nearly the same, and paraphrases of MRPC. Every arm
+has the same tries, as in the studies.
 
-    python experiments/advised.py subj mr --data build/worlds
+    HARDNEG_DATA=... python experiments/advised.py
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from atlas import RESULTS, ROOT
+from atlas import RESULTS, ROOT, one_thread
+from worlds import DATA, rows, shortened
 
 from hardneg.cli.advise import ATLAS, advice_on, profile_of
 from hardneg.comparing.comparing import carry_out, prepare
@@ -23,17 +24,24 @@ from hardneg.comparing.request import Comparison
 from hardneg.io.files import write_json
 from hardneg.io.provenance import environment
 
-COMMON = {"encoder": "linear", "dim": 64, "batch_size": 64, "epochs": 4, "device": "cpu", "save_every": 100}
-TUNE = {"temperature": (0.05, 0.1, 0.2), "learning_rate": (0.003, 0.01)}
-TRIES, SEEDS = 4, 5
+COMMON = {"dim": 64, "batch_size": 64, "epochs": 1, "device": "cpu", "save_every": 100}
+TUNE = {"temperature": (0.05, 0.1, 0.2), "learning_rate": (0.01, 0.03)}
+TRIES, SEEDS, LEAST_SCORE = 4, 5, 4.0
 
 
-def without_labels(file: Path, out: Path) -> str:
-    """Copy vectors without their classes and mined negatives, which no data of the studies of pairs have."""
-    found = np.load(file)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(out, **{name: found[name] for name in ("first", "second", "documents", "test")})
-    return f"embeddings:{out}"
+def sick() -> list[tuple[str, str]]:
+    """Return pairs of SICK with a relatedness of at least 4 of 5; sentences occur in several pairs."""
+    found = [one for one in rows(DATA / "sts" / "sts.tsv.gz") if one["task"] == "SICKR"]
+    return [(one["sentence1"], one["sentence2"]) for one in found if float(one["score"]) >= LEAST_SCORE]
+
+
+def mrpc() -> list[tuple[str, str]]:
+    """Return the paraphrases of MRPC."""
+    found = [one for one in rows(DATA / "textcls" / "textcls.tsv.gz") if one["task"] == "MRPC" and one["label"] == "1"]
+    return [(one["text"], one["text2"]) for one in found]
+
+
+SETS = {"sick": sick, "mrpc": mrpc}
 
 
 def advised(data: str, out: Path) -> dict[str, Any]:
@@ -52,13 +60,15 @@ def advised(data: str, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+")
-    parser.add_argument("--data", type=Path, default=ROOT / "build" / "worlds")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "advised")
     options, found = parser.parse_args(), {}
-    for name in options.sets:
-        file = without_labels(options.data / f"{name}-vectors.npz", options.out / f"{name}.npz")
-        found[name] = advised(file, options.out / name)
+    one_thread()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, pairs in SETS.items():
+        file = options.out / f"{name}.jsonl"
+        lines = [json.dumps(dict(zip(("first", "second"), shortened(pair), strict=True))) for pair in pairs()]
+        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        found[name] = advised(f"pairs:{file}", options.out / name)
         write_json(RESULTS / "advised.json", {"sets": found, **environment()}, "run it again")
 
 

@@ -305,7 +305,7 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
     deadline = time.time() + 60.0 * (plan.facts["minutes"] if minutes is None else minutes)
     cells = [cell for cell in plan.cells() if only is None or cell[0] in only]
     done = {cell: found for cell, found in finished(plan).items() if cell not in cells}
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread) as pool:
         futures = {cell: pool.submit(run_cell, plan, cell, folder, out, deadline) for cell in cells}
         failed = None
         for cell, future in futures.items():
@@ -349,7 +349,8 @@ def _same(cell: tuple[str, str, bool], one: dict[str, Any]) -> bool:
     return cell == (one["world"], one["data"], one["untuned"])
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """Prepare a process that trains on one core."""
     import torch
 
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")

@@ -5,7 +5,7 @@ figures of several tuning seeds, and the outcomes of every test item with severa
 plan. A repetition draws for each arm one tuning seed, takes the try that is best by it, draws the plan's number of runs
 of that try, and judges all claims of the plan in all cells by the rules of the atlas.
 
-    python experiments/procedure_simulation.py g3 --data build/worlds
+    python experiments/procedure_simulation.py g5v2 --data build/worlds
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hardneg.comparing.statistics import SIGNIFICANCE, Outcomes, difference_of, 
 from hardneg.io.provenance import environment
 
 OUT = Path(__file__).with_suffix(".json")
-SEEDS = 20
-"""Runs of each try: so many that two arms rarely draw the same one."""
+SEEDS = 16
+"""Runs of each try: so many that two arms rarely draw the same ones."""
 
 
 def pool_of(plan: atlas.Plan, world: str, data: str, folder: Path, out: Path) -> list[tuple[list[float], Outcomes]]:
@@ -96,18 +96,26 @@ def main() -> None:
     parser.add_argument("study")
     parser.add_argument("--data", type=Path, default=atlas.ROOT / "build" / "worlds")
     parser.add_argument("--runs", type=Path, default=atlas.ROOT / "runs" / "simulation")
-    parser.add_argument("--sets", nargs="+", default=["snli"])
-    parser.add_argument("--cells", type=int, default=5, help="cells of the family; the sets are taken in turn")
+    parser.add_argument("--sets", nargs="+", default=["vectors/docstrings", "halves/fashion"], metavar="WORLD/DATA")
+    parser.add_argument("--cells", type=int, default=9, help="cells of the family; the sets are taken in turn")
     parser.add_argument("--times", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     begun, plan = time.process_time(), atlas.Plan.read(options.study)
-    pools = [pool_of(plan, "vectors", data, options.data, options.runs) for data in options.sets]
+    atlas.one_thread()
+    pools = [pool_of(plan, *name.split("/"), options.data, options.runs) for name in options.sets]
     cells = [pools[at % len(pools)] for at in range(options.cells)]
     rng = np.random.default_rng(0)
     found = [family(plan, cells, rng) for _ in range(options.times)]
     shares: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    facts = {"study": plan.name, "digest": plan.digest, "sets": options.sets, "cells": options.cells, "seeds": SEEDS}
+    facts = {
+        "study": plan.name,
+        "digest": plan.digest,
+        "tests": plan.family(),
+        "sets": options.sets,
+        "cells": options.cells,
+        "seeds": SEEDS,
+    }
     facts |= {"times": options.times, "shares": shares, "cpu_seconds": round(time.process_time() - begun, 1)}
     options.out.write_text(json.dumps(facts | environment(), indent=1, default=str) + "\n", encoding="utf-8")
     print(shares)

@@ -19,7 +19,7 @@ from support.texts import vector_file
 def entry(data: str, items: int, rate: float, *gains: tuple[str, float, float]) -> dict[str, Any]:
     arms = [{"arm": arm, "difference": gain, "low": gain - half, "high": gain + half} for arm, gain, half in gains]
     profile = {"kind": "pair", "items": items, "false_negatives": rate, "labelled": False}
-    return {"study": "g0", "data": data, "profile": profile, "baseline": "pairs()", "arms": arms}
+    return {"study": "g0", "world": "w", "data": data, "profile": profile, "baseline": "pairs()", "arms": arms}
 
 
 ENTRIES = [
@@ -31,7 +31,7 @@ ENTRIES = [
 
 def test_arms_are_ordered_by_their_mean_gain_in_the_nearest_data() -> None:
     found = advice_on(Profile("pair", 800, 0.012, False), ENTRIES, "pairs:mine.csv")
-    assert list(found["nearest"]) == ["nearer", "near"]
+    assert list(found["nearest"]) == ["w/nearer", "w/near"]
     assert [(one["arm"], one["gain"], one["low"], one["high"]) for one in found["suggestions"]] == [
         ("pairs(tau_plus=0.1)", 4.0, 3.0, 5.0),
         ("pairs(negatives='Tilt(1.0)')", 2.0, -1.0, 4.0),
@@ -47,6 +47,7 @@ def test_arms_are_ordered_by_their_mean_gain_in_the_nearest_data() -> None:
         Profile("pair", 20, 0.01, False),
         Profile("pair", 1000, 0.01, True),
         Profile("image", 1000, 0.01, False),
+        Profile("vector pair", 1000, 0.01, False),
     ],
 )
 def test_data_unlike_every_study_get_a_comparison_only(profile: Profile) -> None:
@@ -63,7 +64,7 @@ def test_a_profile_counts_the_false_negatives_of_every_item(tmp_path: Path) -> N
     kept = documents[~test]
     others = [(kept == one).sum() - 1 for one in kept]
     found = profile_of(f"embeddings:{tmp_path / 'some.npz'}")
-    assert (found.kind, found.items, found.labelled) == ("pair", 80, False)
+    assert (found.kind, found.items, found.labelled) == ("vector pair", 80, False)
     assert found.false_negatives == pytest.approx(np.mean(others) / 79)
 
 
@@ -72,6 +73,6 @@ def test_the_command_reads_the_atlas_that_is_installed(tmp_path: Path) -> None:
     assert all(parse_arm(text).recipe == "pairs" for one in entries for text in (one["baseline"], *(a["arm"] for a in one["arms"])))  # fmt: skip  # noqa: E501
     done = hardneg("advise", vector_file(tmp_path / "some.npz"), "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["profile"]["kind"] == "pair"
+    assert json.loads(done.output)["profile"]["kind"] == "vector pair"
     assert hardneg("advise", "digits").output.count("--arm") >= 2
     assert hardneg("advise", "pairs:none.csv").exit_code == 2

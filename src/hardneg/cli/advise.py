@@ -32,6 +32,7 @@ USUAL = {
     "graph": ("graphcl()", "graphcl(negatives='Tilt(1.0)')"),
     "text": ("simcse()", "simcse(negatives='Tilt(1.0)')"),
     "pair": ("pairs()", "pairs(negatives='Tilt(1.0)')", "pairs() @ proximity()"),
+    "vector pair": ("pairs()", "pairs(negatives='Tilt(1.0)')", "pairs() @ proximity()"),
 }
 """Arms of the comparison that is suggested for data unlike every study, by the kind of items."""
 
@@ -41,7 +42,7 @@ class Profile:
     """What is known about data before training.
 
     Attributes:
-        kind: "image", "text", "graph" or "pair".
+        kind: "image", "text", "graph", "pair" or "vector pair".
         items: Number of training items.
         false_negatives: Probability that another random item is a false negative: of the same class, or of the same
             document where there are no classes.
@@ -103,8 +104,9 @@ def profile_of(data: str, data_root: str | None = None) -> Profile:
     from hardneg.training.options import RECIPES
 
     kind = kind_of(data)
-    noun = "pair" if data.partition(":")[0] in ("pairs", "embeddings", "imagetext") else kind.noun
-    recipe = {"pair": "pairs", "text": "simcse", "graph": "graphcl"}.get(noun, "simclr")
+    prefix = data.partition(":")[0]
+    noun = {"embeddings": "vector pair", "pairs": "pair", "imagetext": "pair"}.get(prefix, kind.noun)
+    recipe = {"pair": "pairs", "vector pair": "pairs", "text": "simcse", "graph": "graphcl"}.get(noun, "simclr")
     recipe = "clip" if data.startswith("imagetext:") else recipe
     train = splits(RECIPES[recipe](data=data, data_root=data_root)).train
     groups = train.labels if train.labels is not None else getattr(train, "documents", torch.arange(len(train)))
@@ -125,19 +127,24 @@ def advice_on(profile: Profile, entries: list[dict[str, Any]], data: str) -> dic
         "profile", "nearest" (names with distances), "suggestions", "command" and "unlike" (True if no study is near).
     """
     ranked = sorted(((profile.distance(Profile(**one["profile"])), one) for one in entries), key=lambda pair: pair[0])
-    names = list(dict.fromkeys(one["data"] for distance, one in ranked if distance < FAR))[:NEAREST]
-    near = [one for distance, one in ranked if distance < FAR and one["data"] in names]
+    names = list(dict.fromkeys(_name(one) for distance, one in ranked if distance < FAR))[:NEAREST]
+    near = [one for distance, one in ranked if distance < FAR and _name(one) in names]
     suggestions = _suggestions(near)
     arms = [near[0]["baseline"], *(one.arm for one in suggestions)] if near else USUAL[profile.kind]
     flags = " ".join(f'--arm "{arm}"' for arm in dict.fromkeys(arms))
     head = " --option encoder=linear" if data.startswith("embeddings:") else ""
     return {
         "profile": asdict(profile),
-        "nearest": {name: min(d for d, one in ranked if one["data"] == name) for name in names},
+        "nearest": {name: min(d for d, one in ranked if _name(one) == name) for name in names},
         "unlike": not near,
         "suggestions": [asdict(one) for one in suggestions],
         "command": f"hardneg compare --data {data} {flags} --tune temperature=0.05,0.1,0.2,0.5 --seeds 5{head}",
     }
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """Return the world and the data set of an entry."""
+    return f"{entry['world']}/{entry['data']}"
 
 
 def _suggestions(near: list[dict[str, Any]]) -> list[Advice]:
@@ -145,7 +152,7 @@ def _suggestions(near: list[dict[str, Any]]) -> list[Advice]:
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in near:
         for arm in entry["arms"]:
-            found.setdefault(arm["arm"], []).append({**arm, "data": entry["data"]})
+            found.setdefault(arm["arm"], []).append({**arm, "data": _name(entry)})
     made = [
         Advice(
             arm,
