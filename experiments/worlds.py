@@ -229,12 +229,14 @@ def write_vectors(
     teacher: Sequence[np.ndarray],
     **others: np.ndarray,
 ) -> None:
-    """Write pairs of vectors with their mined negatives, for every share of false ones."""
+    """Write pairs of vectors, with other arrays; and with mined negatives instead, for every share of false ones."""
     test = held_out(len(documents))
     mined = nearest(*teacher, documents, test)
     for share in (None, *FALSE_SHARES):
-        own = {"first": first, "second": second, "documents": documents, "test": test, **others}
-        if share is not None:
+        own = {"first": first, "second": second, "documents": documents, "test": test}
+        if share is None:
+            own |= others
+        else:
             own["negatives"] = second[mined] if not share else with_copies(second, mined, share)
             own["negative_documents"] = np.where(copied(mined.shape, share), -1, documents[mined])
         np.savez(f"{path}{suffix(share)}.npz", **own)
