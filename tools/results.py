@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 from results_atlas import atlas
-from results_measured import MEASURES, SECTIONS, Finding, counted, signed, table
+from results_measured import MEASURES, SECTIONS, Finding, counted, folded, signed, table
 
 from hardneg.comparing.request import words_of
 
@@ -75,10 +75,11 @@ def comparison(study: dict[str, Any]) -> tuple[list[Finding], str]:
             f"Not run: {study['missing']} To run: `hardneg compare --config experiments/studies/{study['name']}.yaml`."
         )
         return findings, text + "".join(f"- `{arm}`\n" for arm in arms) + f"\n{missing}\n"
-    text += table(COLUMNS, [cells(row, result) for row in result["rows"]]) + "\n"
-    if result["tries"]:
-        text += "Tuned on held-out training images:\n\n" + tried(result) + "\n"
     text += "".join(f"**{one.verdict.capitalize()}**: {one.claim}: {one.here}.\n\n" for one in findings)
+    arms = table(COLUMNS, [cells(row, result) for row in result["rows"]])
+    if result["tries"]:
+        arms += "\nTuned on held-out training images:\n\n" + tried(result)
+    text += folded(f"All {len(result['rows'])} arms", arms) + "\n"
     lines = [*result["sentences"], *result["cautions"]]
     text += "".join(f"- {sentence}\n" for sentence in lines)
     done = result["comparison"]["seeds"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from results_measured import MEASURES, signed, table
+from results_measured import MEASURES, folded, signed, table
 
 ROOT = Path(__file__).parents[1]
 PLANS, RESULTS = ROOT / "experiments" / "studies", ROOT / "benchmarks" / "results" / "studies"
@@ -87,11 +87,6 @@ def what_gained(studies: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> st
 def where(verdicts: list[dict[str, Any]]) -> str:
     """List cells with their differences."""
     return ", ".join(f"{one['world']}/{one['data']} {signed(100 * one['difference'])}" for one in verdicts)
-
-
-def folded(title: str, text: str) -> str:
-    """Return text that a reader unfolds."""
-    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n</details>\n'
 
 
 def first_version(plan: dict[str, Any], result: dict[str, Any]) -> str:

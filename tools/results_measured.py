@@ -30,6 +30,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def folded(title: str, text: str) -> str:
+    """Return text that a reader unfolds, such as a long table."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n</details>\n'
+
+
 def signed(value: float, digits: int = 2) -> str:
     return f"{value:+z.{digits}f}"
 
@@ -73,7 +78,7 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
     )
     text += f"![Similarity of negatives against the share of false ones](figures/frontier_{data['name']}.svg)\n\n"
     shown = sorted(result["rows"], key=lambda row: row["similarity"])
-    text += table(
+    points = table(
         ("rule or planner", "similarity", "false negatives", "effective number", "coverage", "frontier"),
         [
             (
@@ -88,6 +93,7 @@ def _frontier_of(data: dict[str, str], result: dict[str, Any], here: str) -> str
         ],
     )
     names = ", ".join(f"`{row['expression']}`" if row["kind"] != "plan" else row["expression"] for row in best)
+    text += folded(f"All {len(shown)} rules and planners", points)
     text += f"\n{here.capitalize()}. On the frontier, from easy to hard: {names}.\n\n"
     return text + f"{result['seconds']:.0f} s. {_provenance(result)}\n\n"
 

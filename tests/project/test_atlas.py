@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -110,6 +111,8 @@ def test_a_study_is_trained_judged_and_resumed(atlas: ModuleType, tmp_path: Path
     atlas.write_result(plan, "abc", done, cells)
     found = json.loads((tmp_path / "atlas_g0.json").read_text())
     assert (found["digest"], found["missing"]) == (plan.digest, [])
+    assert list(atlas.finished(plan)) == cells, "worlds that run later are added to these"
+    assert atlas.finished(replace(plan, digest="other")) == {}
     for cell, verdict in zip(found["cells"], found["verdicts"], strict=True):
         values = {name: arm["measures"][cell["metric"]] for name, arm in cell["arms"].items()}
         assert verdict["difference"] == pytest.approx(np.mean(values["tilt"]) - np.mean(values["uniform"]))
@@ -136,3 +139,31 @@ def test_a_study_that_may_not_run_is_refused_and_loses_nothing(
         atlas.run(atlas.Plan.read("g0"), tmp_path, runs, 2, None)
     with pytest.raises(atlas.Refused, match="one of g0"):
         atlas.Plan.read("g9")
+
+
+def test_a_world_may_have_values_to_tune_of_its_own(atlas: ModuleType, tmp_path: Path) -> None:
+    plan = atlas.Plan.read("g0")
+    plan.facts["worlds"]["vectors"]["tune"] = {"learning_rate": [0.1, 0.2]}
+    world, data, _ = next(plan.cells())
+    found = plan.comparison(world, data, False, tmp_path)
+    assert found.tune == {"temperature": (0.1, 0.2), "learning_rate": (0.1, 0.2)}
+
+
+def test_a_plan_with_a_second_version_is_replaced(atlas: ModuleType) -> None:
+    assert not atlas.replaced("g0")
+    (atlas.PLANS / "g0v2.yaml").write_text("")
+    assert atlas.replaced("g0")
+    assert not atlas.replaced("g0v2")
+
+
+def test_the_page_names_gains_in_two_data_sets_or_says_that_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER.parent / "tools"))
+    page = importlib.import_module("results_atlas")
+    rows = [
+        {"world": "w", "data": data, "untuned": False, "claim": 0, "difference": 0.05, "verdict": verdict}
+        for data, verdict in (("a-0", "holds"), ("a-30", "holds"), ("b", "not decided"))
+    ]
+    assert "Nothing gained" in page.what_gained({"g0": (PLAN, {"verdicts": rows})}), "a-0 and a-30 are one data set"
+    rows[2]["verdict"] = "holds"
+    assert "w/b +5.0" in page.what_gained({"g0": (PLAN, {"verdicts": rows})})
+    assert "holds in 3 of 3" in page.summary(rows)
