@@ -123,13 +123,17 @@ def advised() -> str:
     """Return what following the advice of the atlas gained on data of no study."""
     path, text = RESULTS / "advised.json", "### Does the advice help?\n\n"
     if not path.exists():
-        return text + "Not run. To run: `python experiments/advised.py subj mr`.\n"
+        return text + "Not run. To run: `python experiments/advised.py`.\n"
     result = json.loads(path.read_text(encoding="utf-8"))
-    text += "The first two suggestions of `hardneg advise` against the tuned default, on data of no study, without "
-    text += "their classes (A is the default; retrieval; `experiments/advised.py`).\n\n"
+    text += (
+        "The first two suggestions of `hardneg advise` (B and C) against the tuned default (A), on data of no study: "
+    )
+    text += "retrieval in vectors, 5 seeds, `experiments/advised.py`.\n\n"
     for name, one in result["sets"].items():
         arms = ", ".join(f"`{row['arm']}` {100 * row['mean']:.1f}" for row in one["rows"])
-        text += f"- {name}: {arms}. {' '.join(one['sentences'][:2])}\n"
+        text += f"- {name}: {arms}. {' '.join(one['sentences'][:2])}"
+        other = one["first_over_second"]
+        text += f" B - C: {signed(100 * other['value'])} ± {100 * other['half_width']:.2f}.\n" if other else "\n"
     return text + f"\nCommit {result['commit']}, {result['device']}.\n"
 
 
