@@ -132,7 +132,7 @@ def advised() -> str:
     for name, one in result["sets"].items():
         arms = ", ".join(f"`{row['arm']}` {100 * row['mean']:.1f}" for row in one["rows"])
         text += f"- {name}: {arms}. {' '.join(one['sentences'][:2])}"
-        other = one["first_over_second"]
+        other = one.get("first_over_second")
         text += f" B - C: {signed(100 * other['value'])} ± {100 * other['half_width']:.2f}.\n" if other else "\n"
     return text + f"\nCommit {result['commit']}, {result['device']}.\n"
 
@@ -149,8 +149,23 @@ def question(name: str, plan: dict[str, Any], result: dict[str, Any] | None) -> 
         text += f"- {claim['claim']}: {summary(own)}.\n"
     text += f"\n![Differences with corrected intervals](figures/atlas_{name[:2]}.svg)\n\n"
     text += f"Differences below {plan['smallest_effect']:g} points do not matter. {plan['remark']}\n\n"
+    text += at_the_end(plan, result)
     tables = f"{verdict_table(plan, result)}\n{arm_table(result)}"
     return text + folded(f"All {len(tuned)} differences and all arms", tables) + "\n" + source(result)
+
+
+def at_the_end(plan: dict[str, Any], result: dict[str, Any]) -> str:
+    """Name the arms that tuning gave the highest temperature of the grid, since a higher one might be better."""
+    highest = max(map(float, plan["tune"]["temperature"]))
+    cells = [one["arms"] for one in result["cells"] if not one["untuned"]]
+    counts = Counter(name for arms in cells for name, arm in arms.items() if arm["tuned"]["temperature"] == highest)
+    names = ", ".join(f"{name} in {number}" for name, number in counts.most_common())
+    if not names:
+        return ""
+    text = (
+        f"Of {len(cells)} cells, tuning chose the highest temperature of the grid ({highest:g}) for {names}: a higher "
+    )
+    return f"{text}one might be better for them.\n\n"
 
 
 def summary(verdicts: list[dict[str, Any]]) -> str:
