@@ -290,7 +290,7 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
         out: Folder of the runs.
         jobs: Number of cells that run side by side.
         minutes: Limit; None: that of the plan.
-        only: Names of the worlds to run, or None for all.
+        only: Worlds to run, or cells as "world/data"; None for all.
     """
     commit = plan.check_committed()
     out.mkdir(parents=True, exist_ok=True)
@@ -303,7 +303,7 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
         got = f"{free_memory() / 2**30:.1f} GiB for {jobs} processes"
         raise Refused("study", f"{MEMORY / 2**30:g} GiB of free memory for each process", got, "use fewer --jobs")
     deadline = time.time() + 60.0 * (plan.facts["minutes"] if minutes is None else minutes)
-    cells = [cell for cell in plan.cells() if only is None or cell[0] in only]
+    cells = [cell for cell in plan.cells() if only is None or {cell[0], "/".join(cell[:2])} & {*only}]
     done = {cell: found for cell, found in finished(plan).items() if cell not in cells}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread) as pool:
         futures = {cell: pool.submit(run_cell, plan, cell, folder, out, deadline) for cell in cells}
@@ -420,7 +420,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=2, help="cells that run side by side")
     parser.add_argument("--minutes", type=float, help="limit, if not that of the plan")
-    parser.add_argument("--worlds", nargs="*", help="only these worlds")
+    parser.add_argument("--worlds", nargs="*", help="only these worlds, or cells such as vectors/snli")
     options = parser.parse_args()
     if options.action == "list":
         return show_list()
