@@ -373,17 +373,18 @@ def pack(folder: Path) -> None:
         for cell in result["cells"]:
             if not cell["untuned"]:
                 entries.append(entry(plan, cell, result["verdicts"], folder))
-    write_json(ATLAS, {"entries": entries}, "run it again")
+    write_json(ATLAS, {"entries": [one for one in entries if one["arms"]]}, "run it again")
 
 
 def entry(plan: Plan, cell: dict[str, Any], verdicts: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Return one entry of the atlas: the arms that were compared with the first arm of the plan."""
     names, world = list(plan.facts["arms"]), plan.facts["worlds"][cell["world"]]
+    mined = any("From('batch')" in text for text in plan.facts["arms"].values())
     arms = []
     for one in verdicts:
         claim = plan.facts["claims"][one["claim"]]
         same = (one["world"], one["data"], one["untuned"]) == (cell["world"], cell["data"], False)
-        in_batch = "From('batch')" in plan.facts["arms"][claim["arm"]]  # without mined negatives, which few data have
+        in_batch = not mined or "From('batch')" in plan.facts["arms"][claim["arm"]]  # few data have mined negatives
         if same and in_batch and claim["against"] == names[0]:
             middle, half = 100.0 * one["difference"], 100.0 * one["half_width"]
             numbers = {"difference": round(middle, 2), "low": round(middle - half, 2), "high": round(middle + half, 2)}

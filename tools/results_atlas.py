@@ -30,12 +30,12 @@ second item nearest to a first one is its own (retrieval):
 
 - *vectors*: two linear heads between frozen vectors of all-MiniLM-L6-v2 and of wordllama;
 - *halves*: two linear heads over the pixels of the left and of the right half of an image;
-- *texts*: one encoder of hashed subwords, from random weights.
+- *texts*: one encoder of hashed subwords, from random weights ({2}).
 
 {1}
 
-Not run: images with a convolutional encoder (27 seconds a run gained 6 points, too little and too long for two cores),
-graphs (training gained 1 to 3 points over random weights), adapters (training made them worse), H-SCL over SCL.
+Not run: images with a convolutional encoder (27 seconds a run gained 6 points by kNN, too little and too long for two
+cores), graphs (training gained 1 to 3 points over random weights), adapters (training made them worse), H-SCL over SCL.
 """
 
 
@@ -51,7 +51,9 @@ def atlas() -> str:
         if name not in current and name in results:
             parts[current.index(f"{name}v2")] += "\n" + first_version(plans[name], results[name])
     gains = what_gained({name: (plans[name], results[name]) for name in current if name in results})
-    return "\n".join([HEAD.format(simulated(), gains), *parts, advised()])
+    texts = sum(one["world"] == "texts" for name in current for one in results.get(name, {"cells": []})["cells"])
+    state = f"{texts} cells were run" if texts else "planned, not run: the time of the session was over"
+    return "\n".join([HEAD.format(simulated(), gains, state), *parts, advised()])
 
 
 def result_of(name: str) -> Path:
