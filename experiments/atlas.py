@@ -298,7 +298,7 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
     if stamp.exists() and (before := json.loads(stamp.read_text())["digest"]) != plan.digest:
         fix = "restore the plan, or give the changed one another name: the page then shows both"
         raise Refused("study", f"the plan {plan.name} as it was at its first run ({before})", plan.digest, fix)
-    stamp.write_text(json.dumps({"digest": plan.digest, "commit": commit}))
+    write_json(stamp, {"digest": plan.digest, "commit": commit}, "run the study again")
     if free_memory() < jobs * MEMORY:
         got = f"{free_memory() / 2**30:.1f} GiB for {jobs} processes"
         raise Refused("study", f"{MEMORY / 2**30:g} GiB of free memory for each process", got, "use fewer --jobs")
