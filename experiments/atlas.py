@@ -304,18 +304,18 @@ def run(plan: Plan, folder: Path, out: Path, jobs: int, minutes: float | None, o
         raise Refused("study", f"{MEMORY / 2**30:g} GiB of free memory for each process", got, "use fewer --jobs")
     deadline = time.time() + 60.0 * (plan.facts["minutes"] if minutes is None else minutes)
     cells = [cell for cell in plan.cells() if only is None or {cell[0], "/".join(cell[:2])} & {*only}]
-    done = {cell: found for cell, found in finished(plan).items() if cell not in cells}
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread) as pool:
         futures = {cell: pool.submit(run_cell, plan, cell, folder, out, deadline) for cell in cells}
         failed = None
         for cell, future in futures.items():
             try:
-                done[cell] = future.result()
+                found = future.result()
             except HardnegError as error:
                 failed = failed or error
                 print(f"{'/'.join(cell[:2])}: {error}", file=sys.stderr)
                 continue
-            write_result(plan, commit, list(done.values()), cells)
+            done = {**finished(plan), cell: found}  # others may run other cells of the study
+            write_result(plan, commit, [done[one] for one in plan.cells() if one in done])
     if failed is not None:
         raise failed
 
@@ -336,7 +336,7 @@ def judge_again(plan: Plan) -> None:
     write_json(path, facts | {"verdicts": judged(plan, facts["cells"])}, "run the study again")
 
 
-def write_result(plan: Plan, commit: str, cells: list[dict[str, Any]], wanted: list[Any]) -> None:
+def write_result(plan: Plan, commit: str, cells: list[dict[str, Any]]) -> None:
     """Write the JSON file of a study: its cells, verdicts and what is missing."""
     missing = ["/".join(cell[:2]) for cell in plan.cells() if not any(_same(cell, one) for one in cells)]
     seconds = sum(one["cpu_seconds"] for one in cells)

@@ -108,7 +108,7 @@ def test_a_study_is_trained_judged_and_resumed(atlas: ModuleType, tmp_path: Path
     runs = tmp_path / "runs"
     done = [atlas.run_cell(plan, cell, tmp_path, runs, time.time() + 600.0) for cell in cells]
     assert [atlas.run_cell(plan, cell, tmp_path, runs, 0.0)["arms"] for cell in cells[1:]] == [done[1]["arms"]]
-    atlas.write_result(plan, "abc", done, cells)
+    atlas.write_result(plan, "abc", done)
     found = json.loads((tmp_path / "atlas_g0.json").read_text())
     assert (found["digest"], found["missing"]) == (plan.digest, [])
     assert list(atlas.finished(plan)) == cells, "worlds that run later are added to these"
