@@ -81,6 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect everything at its end: some extensions report what is left."""
+    gc.unfreeze()
+
+
 def _file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 

@@ -55,12 +55,10 @@ AGAIN = [[-9, -9], [0, 0]]
 """The exit codes of two ranks that were killed, and resumed."""
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
-    """The jobs of all tests below, and their exit codes; one process imports the library."""
-    folder = tmp_path_factory.mktemp("lightning")
+def test_two_ranks_killed_and_resumed(tmp_path: Path) -> None:
+    """Ten batches an epoch, a graph every four: killed in mid-epoch, and after a checkpoint at the end of an epoch."""
     codes = run_jobs(
-        "lightning.pytorch", folder,
+        "lightning.pytorch", tmp_path,
         {"name": "whole"},
         {"name": "middle", "kill_after": 18},
         {"name": "middle", "resume_from": 15},
@@ -68,20 +66,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[
         {"name": "end", "resume_from": 10},
         {"name": "lost", "kill_after": 18},
         {"name": "lost", "resume_from": 15, "callback": False},
-        {"name": "without plan", "ranks": 1, "callback": False, "limit": 0.5},
-        {"name": "without plan", "ranks": 1, "resume_from": 5},
-        {"name": "replaced", "use_distributed_sampler": True},
     )  # fmt: skip
-    return folder, codes
-
-
-def test_two_ranks_killed_and_resumed(ran: tuple[Path, dict[str, list[list[int]]]]) -> None:
-    """Ten batches an epoch, a graph every four: killed in mid-epoch, and after a checkpoint at the end of an epoch."""
-    folder, codes = ran
     assert (codes["whole"], codes["middle"], codes["end"], codes["lost"]) == ([[0, 0]], AGAIN, AGAIN, AGAIN)
-    assert_resumed(folder, "middle", 18, 15)
-    assert_resumed(folder, "end", 13, 10)
-    whole, lost = folder / "whole", folder / "lost"
+    assert_resumed(tmp_path, "middle", 18, 15)
+    assert_resumed(tmp_path, "end", 13, 10)
+    whole, lost = tmp_path / "whole", tmp_path / "lost"
     for rank in range(2):
         assert batches(lost, rank)[18:] != batches(whole, rank)[15:], "without the callback the batches are others"
     assert not same_weights(whole, lost)
@@ -101,12 +90,17 @@ def test_the_older_name_of_the_library_with_workers(tmp_path: Path) -> None:
     assert_resumed(tmp_path, "middle", 18, 15)
 
 
-def test_what_cannot_be_resumed_or_spread_is_refused(ran: tuple[Path, dict[str, list[list[int]]]]) -> None:
-    folder, codes = ran
+def test_what_cannot_be_resumed_or_spread_is_refused(tmp_path: Path) -> None:
+    codes = run_jobs(
+        "lightning.pytorch", tmp_path,
+        {"name": "without plan", "ranks": 1, "callback": False, "limit": 0.5},
+        {"name": "without plan", "ranks": 1, "resume_from": 5},
+        {"name": "replaced", "use_distributed_sampler": True},
+    )  # fmt: skip
     assert (codes["without plan"], codes["replaced"]) == ([[0], [1]], [[1, 1]])
-    error = (folder / "without plan" / "error-0.txt").read_text()
+    error = (tmp_path / "without plan" / "error-0.txt").read_text()
     assert "HardBatches needs a checkpoint that contains its plan" in error
-    assert "use_distributed_sampler=False" in (folder / "replaced" / "error-0.txt").read_text()
+    assert "use_distributed_sampler=False" in (tmp_path / "replaced" / "error-0.txt").read_text()
 
 
 class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]

@@ -241,20 +241,20 @@ def detectable_errors(freedom: float, power: float = 0.8) -> float:
         >>> round(detectable_errors(1e6), 2)  # 1.05 x 1.96 + 0.84
         2.9
     """
-    from scipy.integrate import quad
     from scipy.optimize import brentq
     from scipy.special import ndtr  # norm.cdf, much faster
     from scipy.stats import chi, norm
 
     if freedom > 1000.0:
         return _quantile(inf) + float(norm.ppf(power))
-    least = _quantile(freedom) / freedom**0.5  # times a chi variable
+    limits = _quantile(freedom) / freedom**0.5  # times a chi variable
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    low, high = float(chi.ppf(1e-12, freedom)), float(chi.isf(1e-12, freedom))
+    x = (nodes + 1.0) / 2.0  # squared, since the density of few degrees of freedom is steep at 0
+    s = low + (high - low) * x**2
+    weights, limits = weights * chi.pdf(s, freedom) * (high - low) * x, limits * s
 
     def seen(difference: float) -> float:
-        def at(s: float) -> float:
-            return float(chi.pdf(s, freedom) * (ndtr(difference - least * s) + ndtr(-difference - least * s)))
-
-        low, high = float(chi.ppf(1e-12, freedom)), float(chi.isf(1e-12, freedom))
-        return float(quad(at, low, high, limit=200)[0])
+        return float(weights @ (ndtr(difference - limits) + ndtr(-difference - limits)))
 
     return float(brentq(lambda difference: seen(difference) - power, 0.0, 100.0))

@@ -10,23 +10,20 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hardneg.core.errors import NoFile
-from hardneg.core.types import hash_text
 from hardneg.io.files import locked, output_folder, run_again, write_atomically, write_json
 from hardneg.io.outputs import check_output
 from hardneg.io.provenance import environment
 from hardneg.judging.asking import Asking, Grade, RowPair, answers_of, found_among
-from hardneg.judging.design import Design, PairIndices, Population, Sensitivity, equal_texts
-from hardneg.judging.entry import some_positives
-from hardneg.judging.folder import AnswerLog, check_state, load_populations, store_populations
+from hardneg.judging.design import Design, Sensitivity
+from hardneg.judging.folder import AnswerLog, check_state
 from hardneg.judging.judges import (
     Estimate,
     LLMJudge,
@@ -39,19 +36,15 @@ from hardneg.judging.judges import (
 )
 from hardneg.judging.options import FILE, MODEL, JudgeOptions
 from hardneg.judging.page import examples_of, judge_page
+from hardneg.judging.pairs import MinedPairs
 from hardneg.judging.result import Judged, judged_of
-from hardneg.judging.rules import DEFAULT, population_of, read_rules
+from hardneg.judging.rules import DEFAULT
 from hardneg.judging.sheet import SheetRow, Votes, read_answers, votes_of, write_sheet
 from hardneg.mining.checks import check_options
-from hardneg.mining.engines import Local
-from hardneg.mining.inputs import StageProgress, embeddings, from_beir, load_problem, make_miner, quiet
-from hardneg.mining.judgements import read_grades
+from hardneg.mining.inputs import StageProgress, from_beir, quiet
 from hardneg.mining.manifest import paths_read, stamps_of
 from hardneg.mining.options import MineOptions
 from hardneg.mining.pair_scores import pair_scorer
-from hardneg.mining.pairs import as_pairs
-from hardneg.mining.problem import Problem
-from hardneg.mining.table_values import key_of
 from hardneg.pages.render import write_page
 
 _may_change = ("device", "cache", "batch_size", "query_block", "memory", "out", "overwrite")
@@ -157,7 +150,7 @@ class Round:
         self._take_answers()
         votes = votes_of(self._of_kind("person"), self._above_of_people())
         promise = self.options.false_negatives, self.options.confidence
-        design = Design(self.populations, *promise, self.mining.seed, *self._keys(), self._identities())
+        design = Design(self.pairs.populations, *promise, self.mining.seed, *self.pairs.keys(), self.pairs.identities())
         asking = Asking(design, 0.0)
         pending: list[RowPair] = []
         if judge is not None and (to_calibrate := self._to_calibrate(asking, votes)):
@@ -179,72 +172,22 @@ class Round:
             pending = self._ask(asking, judge, name, votes)
         if self.options.sheet:
             pending = pending[: self.options.sheet]
-        people = {(one["query"], one["document"]) for one in self._of_kind("person")}
+        people = {ids_in(one) for one in self._of_kind("person")}
         confirmations = len(people) if self.options.confirm else 0
         result = judged_of(asking, self.options.confidence, self.options.budget, confirmations)
         self._write(result, pending, votes)
         return Outcome(result, self.folder, len(pending), self.ignored, votes.people(), votes.kappa())
 
     @cached_property
+    def pairs(self) -> MinedPairs:
+        """The pairs that can be judged."""
+        rules = list(self.options.rules) or [DEFAULT]
+        return MinedPairs(rules, self.mining, self.folder / "populations.npz", self.progress)
+
+    @cached_property
     def log(self) -> AnswerLog:
         """The answers."""
         return AnswerLog(self.folder / "answers.jsonl")
-
-    @cached_property
-    def rules(self) -> list[tuple[Any, Any]]:
-        """The rules with their distributions."""
-        return read_rules(list(self.options.rules) or DEFAULT)
-
-    @cached_property
-    def problem(self) -> Problem:
-        """Queries, documents and positives."""
-        return load_problem(self.mining)
-
-    @cached_property
-    def populations(self) -> list[Population]:
-        """The pairs of every rule: stored by an earlier run, or mined now."""
-        path = self.folder / "populations.npz"
-        found = load_populations(path)
-        if found is None:
-            embedded = embeddings(self.mining, self.problem, Local(), self.progress)
-            found, done = [], self.progress("mining", len(self.rules))
-            for given, negatives in self.rules:
-                miner = make_miner(self._with(given), self.problem, embedded)
-                found.append(population_of(repr(negatives), negatives, miner.joined(miner.mined())))
-                done(1)
-            store_populations(path, found)
-        return found
-
-    def _with(self, rule: str) -> MineOptions:
-        return replace(self.mining, negatives=rule)
-
-    @cached_property
-    def ids(self) -> tuple[list[str], list[str]]:
-        """Ids of queries and documents as texts."""
-        sides = self.problem.queries, self.problem.corpus
-        return tuple([str(key_of(one)) for one in side.ids] for side in sides)  # type: ignore[return-value]
-
-    @cached_property
-    def row_of(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Row of each id."""
-        return tuple({name: row for row, name in enumerate(names)} for names in self.ids)  # type: ignore[return-value]
-
-    def _texts(self, pair: RowPair) -> tuple[str, str]:
-        """Return the texts of a pair, and ids where there are no texts."""
-        sides = self.problem.queries, self.problem.corpus
-        return tuple(  # type: ignore[return-value]
-            names[row] if side.texts is None else side.texts[row]
-            for side, names, row in zip(sides, self.ids, pair, strict=True)
-        )
-
-    def _ids(self, pair: RowPair) -> tuple[str, str]:
-        return self.ids[0][pair[0]], self.ids[1][pair[1]]
-
-    def _keys(self) -> tuple[PairIndices | None, PairIndices | None]:
-        return equal_texts(self.problem.queries.texts), equal_texts(self.problem.corpus.texts)
-
-    def _identities(self) -> tuple[PairIndices, PairIndices]:
-        return tuple(np.array([hash_text(name) for name in names], dtype=np.int64) for names in self.ids)  # type: ignore[return-value]
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["kind"] == kind]
@@ -290,7 +233,7 @@ class Round:
         promise = {"false_negatives": self.options.false_negatives, "confidence": self.options.confidence}
         wanted = {
             "inputs": stamps_of(self.mining),
-            "rules": [repr(negatives) for _, negatives in self.rules],
+            "rules": [repr(negatives) for _, negatives in self.pairs.rules],
             "options": {
                 **{name: value for name, value in settings.items() if name not in paths_read(self.mining)},
                 **promise,
@@ -316,41 +259,25 @@ class Round:
         for path in files:
             read_answers(path, new)
         before = votes_of(self._of_kind("person"), new.above)
-        is_asked = self._is_asked()
+        asked = self.pairs.ids_of_rules()
         for ids, people in new.of.items():
             for person, grade in people.items():
-                if not is_asked(ids):
+                if ids not in asked:
                     self.ignored += 1
                 elif before.of.get(ids, {}).get(person, math.nan) != grade:
                     self._keep("person", ids, grade, person)
 
-    def _is_asked(self) -> Callable[[tuple[str, str]], bool]:
-        """Return a function that says whether a pair belongs to the rules."""
-        questions = {
-            self._ids(pair)
-            for one in self.populations
-            for pair in zip(one.query.tolist(), one.document.tolist(), strict=True)
-        }
-        return questions.__contains__
-
-    @cached_property
-    def _earlier(self) -> set[RowPair]:
-        """Pairs that the given judgements call irrelevant: answers that cost nothing."""
-        path = self.mining.judgements
-        graded = [] if path is None else read_grades(path, "judge")
-        rows = {self._row({"query": query, "document": document}) for grade, query, document in graded if grade <= 0}
-        return {pair for pair in rows if min(pair) >= 0}
-
     def _put_known(self, asking: Asking, votes: Votes) -> None:
         """Put in the answers that are there: earlier judgements, those of the judge, and those of people."""
-        for pair in self._earlier:
+        for pair in self.pairs.irrelevant:
             if (question := asking.number_of.get(pair)) is not None:
                 asking.put(question, None, False, free=True)
         if self.options.judge == FILE:
             for ids in votes.of:
                 self._put_votes(asking, ids, votes)
         for record in self._of_kind("judge"):
-            question, ids = asking.number_of.get(self._row(record)), (record["query"], record["document"])
+            ids = ids_in(record)
+            question = asking.number_of.get(self.pairs.row(*ids))
             if question in self.sample and ids in votes.of:
                 asking.put_checked(question, record["grade"], votes.grade(ids), votes.above)
             elif question is not None:
@@ -360,7 +287,7 @@ class Round:
 
     def _put_votes(self, asking: Asking, ids: tuple[str, str], votes: Votes) -> None:
         """Put in the answers of people to a pair; none yet means unknown."""
-        question = asking.number_of.get(self._row({"query": ids[0], "document": ids[1]}))
+        question = asking.number_of.get(self.pairs.row(*ids))
         if question is not None:
             grade = votes.grade(ids)
             asking.put(question, grade)
@@ -370,10 +297,6 @@ class Round:
     def _is_flagged(self, record: Mapping[str, Any], above: float) -> bool:
         """Whether a person has to confirm an answer of the judge."""
         return self.options.confirm and record["grade"] is not None and record["grade"] > above
-
-    def _row(self, record: Mapping[str, Any]) -> RowPair:
-        """Return the rows of a stored pair; (-1, -1) if its ids are no longer in the data."""
-        return self.row_of[0].get(record["query"], -1), self.row_of[1].get(record["document"], -1)
 
     def _ask(self, asking: Asking, judge: OfTexts, name: str, votes: Votes) -> list[RowPair]:
         """Ask a judge that is a program; return the pairs whose flags a person has yet to confirm."""
@@ -402,22 +325,22 @@ class Round:
 
         With the first answer the whole batch is stored, so that a killed run continues with the rest.
         """
-        answers = answers_of(judge, [self._texts(pair) for pair in pairs])
+        answers = answers_of(judge, [self.pairs.texts(pair) for pair in pairs])
         for number, (pair, grade) in enumerate(zip(pairs, answers, strict=True)):
             if kind == "judge" and not number:
                 self._store_batch(pairs)
-            self._keep(kind, self._ids(pair), grade, name)
+            self._keep(kind, self.pairs.ids_of(pair), grade, name)
             yield grade
 
     def _begun(self) -> list[RowPair]:
         """Return the last batch of questions, which may have been answered in part."""
         batches = self._of_kind("batch")
-        return [self._row({"query": one[0], "document": one[1]}) for one in batches[-1]["pairs"]] if batches else []
+        return [self.pairs.row(*one) for one in batches[-1]["pairs"]] if batches else []
 
     def _store_batch(self, pairs: list[RowPair]) -> None:
         """Store a batch of questions, unless it is the rest of the last one."""
         if not set(pairs) <= set(self._begun()):
-            record = {"kind": "batch", "pairs": [self._ids(one) for one in pairs]}
+            record = {"kind": "batch", "pairs": [self.pairs.ids_of(one) for one in pairs]}
             self.log.append(record)
             self.records.append(record)
 
@@ -431,9 +354,9 @@ class Round:
     def _to_confirm(self, asking: Asking, votes: Votes) -> list[RowPair]:
         """Return the pairs whose flags a person has yet to confirm."""
         flagged = (
-            self._row(record)
+            self.pairs.row(*ids_in(record))
             for record in self._of_kind("judge")
-            if self._is_flagged(record, asking.above) and (record["query"], record["document"]) not in votes.of
+            if self._is_flagged(record, asking.above) and ids_in(record) not in votes.of
         )
         return [pair for pair in flagged if pair in asking.number_of]
 
@@ -442,7 +365,7 @@ class Round:
         if not first or self.estimated or not isinstance(judge, LLMJudge):
             return
         self.estimated = True
-        estimate: Estimate = judge.estimate([self._texts(pair) for pair in first], requests)
+        estimate: Estimate = judge.estimate([self.pairs.texts(pair) for pair in first], requests)
         cost = (
             f", a cost of about {estimate.cost:.3g}"
             if self.options.asking.price_in or self.options.asking.price_out
@@ -456,7 +379,7 @@ class Round:
 
     def _known_answers(self, votes: Votes) -> list[tuple[RowPair, bool]]:
         """Return the pairs that people have answered, and whether the document is relevant."""
-        pairs = [(self._row({"query": ids[0], "document": ids[1]}), votes.grade(ids)) for ids in votes.of]
+        pairs = [(self.pairs.row(*ids), votes.grade(ids)) for ids in votes.of]
         return [(pair, grade > votes.above) for pair, grade in pairs if grade is not None]
 
     def _to_calibrate(self, asking: Asking, votes: Votes) -> list[RowPair]:
@@ -479,7 +402,7 @@ class Round:
         if self.options.threshold is not None or self._of_kind("threshold"):
             return
         known = self._known_answers(votes) + [(pair, True) for pair in self._positives(1)]
-        scores = np.array([float(one) for one in judge([self._texts(pair) for pair, _ in known])])
+        scores = np.array([float(one) for one in judge([self.pairs.texts(pair) for pair, _ in known])])
         relevant = np.array([one for _, one in known])
         above = calibrated(scores.tolist(), relevant.tolist())
         self._keep("threshold", ("", ""), above, self.options.judge)
@@ -498,17 +421,14 @@ class Round:
             part: 0 for those that measure the sensitivity, 1 for those that fit a threshold. If both are needed they
                 are different pairs, since a threshold fits its own pairs too well.
         """
-        lists = self.problem.positives
-        query = torch.tensor([number for number, own in enumerate(lists) for _ in own])
-        rows = torch.tensor([row for own in lists for row in own])
         number = self.options.num_known
         if not self.options.confirm or self.options.threshold is not None:
-            return some_positives(as_pairs(query, rows, len(lists)), number, self.mining.seed)
-        return some_positives(as_pairs(query, rows, len(lists)), 2 * number, self.mining.seed)[part::2]
+            return self.pairs.known(number)
+        return self.pairs.known(2 * number)[part::2]
 
     def _sensitivity(self, judge: OfTexts, name: str) -> Sensitivity:
         """Return the sensitivity of a judge whose flags people confirm, measured on known positives once."""
-        known = {self._row(record): record["grade"] for record in self._of_kind("known")}
+        known = {self.pairs.row(*ids_in(record)): record["grade"] for record in self._of_kind("known")}
         open_pairs = [pair for pair in self._positives() if pair not in known]
         self._check_cost(judge, open_pairs, len(open_pairs) + self.options.budget)
         above = self._above()
@@ -522,14 +442,14 @@ class Round:
         self.sample = set(sample.tolist())
         questions = sorted(self.sample)
         of = dict(zip(questions, asking.pairs(np.array(questions)), strict=True))
-        grades = {self._row(record): record["grade"] for record in self._of_kind("judge")}
+        grades = {self.pairs.row(*ids_in(record)): record["grade"] for record in self._of_kind("judge")}
         open_pairs = [pair for pair in of.values() if pair not in grades]
         self._check_cost(judge, open_pairs, self.options.budget - len(grades))
         grades |= dict(zip(open_pairs, self._answers("judge", judge, name, open_pairs), strict=True))
-        pending = [pair for pair in of.values() if self._ids(pair) not in votes.of]
+        pending = [pair for pair in of.values() if self.pairs.ids_of(pair) not in votes.of]
         if pending:
             return Sensitivity(0, 0, 0.0, asking.design.populations[-1].name), pending
-        people = {question: votes.grade(self._ids(pair)) for question, pair in of.items()}
+        people = {question: votes.grade(self.pairs.ids_of(pair)) for question, pair in of.items()}
         by_judge = {question: grades[pair] for question, pair in of.items()}
         return asking.sensitivity(sample, by_judge, people, votes.above), []
 
@@ -542,21 +462,18 @@ class Round:
             {**result.to_dict(), **self._facts(), "people": votes.people(), "kappa": votes.kappa(), **environment()},
             run_again,
         )
-        examples = examples_of(result, self.populations, self._texts)
+        examples = examples_of(result, self.pairs.populations, self.pairs.texts)
         write_page(self.folder / "judge.html", judge_page(result, examples), "judge", overwrite=True)
-        rows = [SheetRow(self._ids(pair), *self._texts(pair), self._example(pair)) for pair in pending]
+        rows = [
+            SheetRow(self.pairs.ids_of(pair), *self.pairs.texts(pair), self.pairs.example(pair)) for pair in pending
+        ]
         if rows or self.options.judge == FILE or self.options.confirm:
             write_sheet(self.folder, rows, "Pairs to judge")
 
     def _facts(self) -> dict[str, Any]:
         """Return the data and the mining behind the rates."""
-        sizes = {"queries": len(self.problem.queries), "documents": len(self.problem.corpus)}
+        sizes = {"queries": len(self.pairs.problem.queries), "documents": len(self.pairs.problem.corpus)}
         return {**sizes, "k": self.mining.k, "draw": self.mining.draw, "similarity": self.mining.similarity}
-
-    def _example(self, pair: RowPair) -> str:
-        """Return the text of a known positive of the query, as an example on the sheet."""
-        own = self.problem.positives[pair[0]]
-        return self._texts((pair[0], own[0]))[1] if own else ""
 
     def _judgements(self, result: Judged, votes: Votes) -> str:
         """Return known positives and judged pairs as a table that mine, audit and training read.
@@ -567,30 +484,21 @@ class Round:
         text = io.StringIO()
         writer = csv.writer(text, delimiter="\t", lineterminator="\n")
         writer.writerow(["query-id", "corpus-id", "score", "grade", "probability", "source"])
-        for query, own in enumerate(self.problem.positives):
+        for query, own in enumerate(self.pairs.problem.positives):
             for row in own:
-                writer.writerow([*self._ids((query, row)), 1, "", "", "known"])
-        for pair in sorted(self._earlier):
-            writer.writerow([*self._ids(pair), 0, "", "", "known"])
+                writer.writerow([*self.pairs.ids_of((query, row)), 1, "", "", "known"])
+        for pair in sorted(self.pairs.irrelevant):
+            writer.writerow([*self.pairs.ids_of(pair), 0, "", "", "known"])
         for one in result.pairs:
-            if one.false_negative is not None and (one.query, one.document) not in self._earlier:
-                by_people = votes.grade(self._ids((one.query, one.document)))
+            if one.false_negative is not None and (one.query, one.document) not in self.pairs.irrelevant:
+                by_people = votes.grade(self.pairs.ids_of((one.query, one.document)))
                 found = one.false_negative if by_people is None else by_people > votes.above
                 grade = "" if one.grade is None else f"{one.grade:g}"
-                for pair in self._same_texts((one.query, one.document)):
-                    writer.writerow([*self._ids(pair), int(found), grade, f"{one.probability:.6g}", "judged"])
+                for pair in self.pairs.same_texts((one.query, one.document)):
+                    writer.writerow([*self.pairs.ids_of(pair), int(found), grade, f"{one.probability:.6g}", "judged"])
         return text.getvalue()
 
-    def _same_texts(self, pair: RowPair) -> list[RowPair]:
-        """Return the pairs that share the answer of a pair: queries of the same text with the same document."""
-        return [(query, pair[1]) for query in self._queries_like[pair[0]]]
 
-    @cached_property
-    def _queries_like(self) -> dict[int, list[int]]:
-        keys = equal_texts(self.problem.queries.texts)
-        if keys is None:
-            return {row: [row] for row in range(len(self.problem.queries))}
-        groups: dict[int, list[int]] = {}
-        for row, key in enumerate(keys.tolist()):
-            groups.setdefault(key, []).append(row)
-        return {row: groups[key] for row, key in enumerate(keys.tolist())}
+def ids_in(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the ids of a stored pair."""
+    return record["query"], record["document"]
