@@ -484,7 +484,7 @@ def _read_folder(path: Path, who: str) -> Table:
         return _read_parquet(path, who)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in image_suffixes)
     if not files:
-        raise ArgumentError(who, "a saved data set, files of a table or images", f"{path}, which has none")
+        raise ArgumentError(who, "a saved data set, table files or images", f"{path}, which has none")
     names = [str(file.relative_to(path)) for file in files]
     groups = [str(Path(name).parent) for name in names]
     return {"id": names, "image": [str(file) for file in files], "label": groups}

@@ -318,7 +318,7 @@ def check_work_folder(out: str, resume: bool = True) -> None:
     if others:
         raise ArgumentError(
             "mine",
-            f"the folder {work} for its own files only",
+            f"a folder {work} that contains only its own files",
             f"{sorted(others)[0]!r} in it, which it did not write",
             "move it away, or use another --out",
         )

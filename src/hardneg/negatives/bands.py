@@ -59,7 +59,7 @@ class Threshold(Negatives):
         return {"log_mean": LogMeanExp(lambda tile: tile.score(self.by, "Threshold"))}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 at or above the threshold and ``NEVER`` below it."""
+        """Return log-weight 0 at or above the threshold and ``NEVER`` below it."""
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of opposite vectors may be below -1
         mean = isinstance(self.similarity, str)
         lowest = tile.bound["log_mean"].to(tile.s.dtype) if mean else tile.tempered(self.similarity)
@@ -104,7 +104,7 @@ class AtMost(Negatives):
         check_by("AtMost", self.by)
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 at or below the limit and ``NEVER`` above it."""
+        """Return log-weight 0 at or below the limit and ``NEVER`` above it."""
         rounding = 4.0 * torch.finfo(tile.s.dtype).eps  # the cosine of equal vectors may be above 1
         return tile.keep(~(tile.score(self.by, "AtMost") > tile.tempered(self.similarity) + tile.tempered(rounding)))
 
@@ -150,7 +150,7 @@ class BelowPositive(Negatives):
         return {"minus_lowest": Largest(lambda tile: -tile.read(self.by, "BelowPositive")[0], over="positives")}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 up to the limit of the anchor and ``NEVER`` above it."""
+        """Return log-weight 0 up to the limit of the anchor and ``NEVER`` above it."""
         value, one = (each.detach() for each in tile.read(self.by, "BelowPositive"))
         return tile.keep(~(value > self._ceiling(-tile.bound["minus_lowest"], one)))
 

@@ -241,7 +241,7 @@ class Mask(Negatives, ABC):
         """Return which pairs of a tile are kept, [r, c] or broadcastable to it."""
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 for the kept pairs and ``NEVER`` for the others."""
+        """Return log-weight 0 for the kept pairs and ``NEVER`` for the others."""
         return tile.keep(self.allows(tile))
 
 

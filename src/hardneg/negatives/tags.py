@@ -28,7 +28,7 @@ class OtherLabel(Negatives):
     if_empty: ClassVar = "Use a larger batch with more labels in it, or add a pool."
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 for other labels and ``NEVER`` for the anchor's label."""
+        """Return log-weight 0 for other labels and ``NEVER`` for the anchor's label."""
         return tile.keep(~tile.same_label("OtherLabel"))
 
     def closed_form(self) -> ClosedForm:
@@ -44,7 +44,7 @@ class SameCluster(Negatives):
     needs: ClassVar = ("clusters",)
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 inside the anchor's cluster and ``NEVER`` outside."""
+        """Return log-weight 0 inside the anchor's cluster and ``NEVER`` outside."""
         return tile.keep(tile.same_cluster("SameCluster"))
 
 
@@ -56,7 +56,7 @@ class OtherCluster(Negatives):
     needs: ClassVar = ("clusters",)
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 outside the anchor's cluster and ``NEVER`` inside."""
+        """Return log-weight 0 outside the anchor's cluster and ``NEVER`` inside it."""
         return tile.keep(~tile.same_cluster("OtherCluster"))
 
 
@@ -77,7 +77,7 @@ class From(Negatives):
         check_kind("From", "source", self.source, str, "the name of a source")
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 for this source and ``NEVER`` for all others."""
+        """Return log-weight 0 for this source and ``NEVER`` for all others."""
         return tile.keep(tile.of_source("From", self.source))
 
     def describe(self) -> str:

@@ -113,7 +113,7 @@ class Ring(Negatives):
         return {"count": Count(), "window": window}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 inside the ring and ``NEVER`` outside."""
+        """Return log-weight 0 inside the ring and ``NEVER`` outside."""
         return _inside(self, tile)
 
     def describe(self) -> str:
@@ -183,7 +183,7 @@ class Rank(Negatives):
         return {"count": Count(), "window": window}
 
     def log_weight(self, tile: Tile) -> Tensor:
-        """Compute log-weight 0 inside the window and ``NEVER`` outside."""
+        """Return log-weight 0 inside the window and ``NEVER`` outside."""
         return _inside(self, tile)
 
     def describe(self) -> str:

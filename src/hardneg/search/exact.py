@@ -473,7 +473,7 @@ def exact_nearest(
 
     Args:
         corpus: The corpus.
-        blocks: All blocks of it, in order.
+        blocks: All of its blocks, in order.
         queries: Vectors of the queries as they were given, [b, d].
         size: Number of rows per query.
         excluded: Pairs to skip.

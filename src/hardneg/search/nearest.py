@@ -51,7 +51,7 @@ class Weigh(ABC):
         """
 
     def count(self, place: Annotated[Tensor, "p"], similarity: Annotated[Tensor, "p"], low: int, high: int) -> None:
-        """Count the steps of a block in ``seen``, given all similarities above the ceiling.
+        """Add a block to the counts in ``seen``, given all of its similarities above the ceiling.
 
         Args:
             place: Positions of the queries [p].

@@ -136,7 +136,7 @@ def in_order(values: Annotated[Tensor, "b k"], columns: Annotated[Tensor, "b k"]
 
 
 def _tied(values: Annotated[Tensor, "b k"]) -> Annotated[Tensor, "b k-1"]:
-    """Return which values of sorted rows equal the one before."""
+    """Mark each value that equals the one before it in a sorted row."""
     return values[:, 1:] == values[:, :-1]
 
 

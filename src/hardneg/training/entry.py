@@ -18,17 +18,17 @@ from hardneg.training.data.given import Part, give
 from hardneg.training.options import RECIPES
 from hardneg.training.recipes import run_recipe
 
-Images = str | Dataset[Any] | Tensor | np.ndarray[Any, Any] | Sequence[str | os.PathLike[str]] | Any
+GivenImages = str | Dataset[Any] | Tensor | np.ndarray[Any, Any] | Sequence[str | os.PathLike[str]] | Any
 
 
 def train(
     recipe: str,
-    data: Images,
+    data: GivenImages,
     out: str | Path,
     *,
     labels: Any = None,
     ids: Annotated[Any, "n"] = None,
-    test: Images | None = None,
+    test: GivenImages | None = None,
     test_labels: Any = None,
     size: int | None = None,
     name: str = "data",

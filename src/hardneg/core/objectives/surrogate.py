@@ -1,4 +1,4 @@
-"""Objectives of global losses: surrogates with their gradient but another value, and iSogCLR.
+"""Objectives of global losses: surrogates with the same gradient but a different value, and iSogCLR.
 
 A global loss (SogCLR, Yuan et al. 2022; EMC2, Yau et al. 2024) normalises over the whole data set. Its gradient needs
 only the batch and an estimate of each anchor's normaliser, which ``hardneg.losses.global_softmax`` and

@@ -194,7 +194,7 @@ class _ClosedFormRows:
         return {"others": number, "support": (number + own if own else number) - sums.of("same_label", rows)}
 
     def statistics(self, own: Tensor, rows: slice) -> dict[str, PerRow]:
-        """Return the statistics of some rows, and the sums behind them, after all of their tiles were added.
+        """Return the statistics of the given rows, and the sums behind them, after all of their tiles were added.
 
         Args:
             own: Scores of the anchors' own positives, [b, p].

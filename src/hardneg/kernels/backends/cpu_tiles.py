@@ -139,7 +139,7 @@ class RowSums(dict[str, PerRow]):
         self[name][rows].add_(part)
 
     def of(self, name: str, rows: slice) -> PerRow:
-        """Return the sums of some rows."""
+        """Return the sums of the given rows."""
         return part_of(self[name], rows)
 
 

@@ -68,7 +68,7 @@ def rows(pairing: Pairing, negatives: Negatives, objective: Objective) -> RowRes
     """Compute positives and log E_q[e^s] as one autograd function over matrices, on any device.
 
     Returns:
-        The statistics; None for what ``why_not`` names.
+        The statistics; None where ``why_not`` gives a reason.
     """
     if why_not(pairing, negatives, objective) is not None:
         return None

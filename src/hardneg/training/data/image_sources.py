@@ -102,7 +102,7 @@ class Strings(Sequence[str]):
 
 
 class EncodedImages:
-    """Base of sources whose images are files in a format of images."""
+    """Base class for sources of encoded image files."""
 
     def header(self, position: int, ends: Ends) -> Header:
         """Read the header of an image.

@@ -252,7 +252,7 @@ def _one_size(source: Source, headers: Headers, good: Array) -> tuple[int, int]:
 
 
 def _channels(source: Source, headers: Headers, good: Array) -> int:
-    """Return 1 if all images are grey; warn if a few coloured ones turn all into RGB, with other views."""
+    """Return 1 if all images are grey; warn if a few coloured ones make all RGB, which changes the views."""
     coloured = good[~headers.grey[good]]
     if 0 < 2 * len(coloured) < len(good):
         example = source.name(int(coloured[0]))

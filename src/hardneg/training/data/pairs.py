@@ -310,7 +310,7 @@ class VectorPairs(Items, prefix="embeddings", form="embeddings:FILE.npz"):
         if options.encoder == "adapter" and {*widths} != {options.dim}:
             got = f"--dim {options.dim} and vectors of widths {widths[0]} and {widths[1]}"
             fix = f"use --dim {widths[0]}" if widths[0] == widths[1] else "use --encoder linear"
-            raise ArgumentError("--encoder adapter", "vectors of one width, which is also --dim", got, fix)
+            raise ArgumentError("--encoder adapter", "vectors with --dim dimensions on both sides", got, fix)
         with seeded(options.seed):
             if options.encoder == "adapter":
                 return TwoTowers(*(Adapter(width) for width in widths))

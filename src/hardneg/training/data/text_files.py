@@ -199,7 +199,7 @@ def positive_rows(table: Table, first: str, second: str, wanted: Sequence[str], 
 
 
 def pair_columns(table: Table, path: Path) -> Sequence[str]:
-    """Return the columns of pairs if the user names none: a usual pair of names, or the only two columns of texts.
+    """Return the columns of pairs if the user names none: a common pair of names, or the only two text columns.
 
     Raises:
         ArgumentError: If there are no such columns.
