@@ -14,6 +14,8 @@ Work = Callable[[], Any]
 Both = Callable[[int], tuple[Work, Work | None]]
 MIN_SECONDS = 0.1
 """Processor seconds for which a side is repeated in each round."""
+LONG = 8.0
+"""Seconds of a first round that count, although it is not warmed up."""
 
 
 class Case(NamedTuple):
@@ -63,14 +65,17 @@ def measure(name: str, size: int, rounds: int, budget: float) -> dict[str, Any]:
     Args:
         name: Name of the case.
         size: The size.
-        rounds: Largest number of rounds. One before them is not counted, unless it alone exceeds the budget.
+        rounds: Largest number of rounds. One before them is not counted, unless it alone takes ``LONG`` seconds.
         budget: Clock seconds after which no further round begins.
     """
     begun, (ours, theirs) = time.perf_counter(), CASES[name].both(size)
     results: dict[str, Any] = {}
     found: dict[str, list[float]] = {"ours": [], "theirs": []}
     sides = [("ours", ours)] if theirs is None else [("ours", ours), ("theirs", theirs)]
-    while len(found["ours"]) <= rounds and (not found["ours"] or time.perf_counter() - begun < budget):
+    while len(found["ours"]) <= rounds:
+        spent = time.perf_counter() - begun
+        if found["ours"] and spent > (budget if len(found["ours"]) > 1 else LONG):
+            break
         for side, work in sides[:: -1 if len(found["ours"]) % 2 else 1]:
             seconds, results[side] = _timed(work)
             found[side].append(seconds)
