@@ -1,6 +1,6 @@
 """The library beside what people would use instead, on a CPU: losses, search, batches, texts and commands.
 
-    python benchmarks/against --out benchmarks/results/against.json      # about 11 minutes on a quiet machine
+    python benchmarks/against --budget 1 --out benchmarks/results/against.json    # about 10 minutes on idle cores
     python benchmarks/against --only SupCon --rounds 9
 
 A case has a name, a peer, a goal and sizes. Its function returns what both sides compute for one size: here "ours" and
@@ -51,7 +51,8 @@ def main() -> None:
     known = json.loads(options.out.read_text())["cases"] if options.out and options.out.exists() else {}
     for name in CASES:
         if options.only in name:
-            known[name] = in_fresh_process(name, options) | {"commit": facts["commit"]}
+            load = round(os.getloadavg()[0], 1)  # above 1 or 2, other work took part of the caches
+            known[name] = in_fresh_process(name, options) | {"commit": facts["commit"], "load": load}
             if options.out:
                 kept = {each: known[each] for each in CASES if each in known}
                 options.out.write_text(json.dumps({**facts, "threads": 1, "cases": kept}, indent=1) + "\n")

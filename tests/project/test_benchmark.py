@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -71,20 +73,67 @@ def test_the_benchmark_sees_a_peak_of_memory():
     assert 60 < float(done.stdout) < 72
 
 
-def test_the_comparison_with_peers_measures_equal_results():
-    against = load_script("benchmarks/against.py")
-    figure = against.measure("Ring", size=32, rounds=1, threads=1)
-    assert figure["ratio"] == pytest.approx(figure["ours_s"] / figure["theirs_s"])
-    assert figure["difference"] < 1e-5
-    assert against.differs((1.0, 2.0), (1.0, 1.0)) == 1.0
+AGAINST = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT / "benchmarks" / "against")!r})
+import cases, losses
+cases.CASES["Ring"] = cases.CASES["Ring"]._replace(sizes=(32, 64, 128))
+cases.CASES["SupCon beside PML"] = cases.CASES["SupCon beside PML"]._replace(needs=("no_such_library",))
+sys.argv = ["against", "--only", sys.argv[1], "--out", sys.argv[2]]
+runpy.run_path({str(ROOT / "benchmarks" / "against" / "__main__.py")!r}, run_name="__main__")
+"""
 
 
-def test_the_comparison_with_peers_skips_a_peer_that_is_not_installed(monkeypatch):
-    against = load_script("benchmarks/against.py")
-    monkeypatch.setitem(against.CASES, "Ring", against.CASES["Ring"]._replace(needs=("no_such_library",)))
-    assert "no_such_library" in against.measure_case("Ring", None)["skipped"]
+def test_the_comparison_with_peers_skips_a_peer_that_is_not_installed(tmp_path: Path) -> None:
+    out = tmp_path / "against.json"
+    subprocess.run([sys.executable, "-c", AGAINST, "beside PML", str(out)], check=True, capture_output=True)
+    found = json.loads(out.read_text())
+    assert list(found["cases"]) == ["SupCon beside PML"]
+    assert "no_such_library" in found["cases"]["SupCon beside PML"]["skipped"]
 
 
-def test_the_comparison_with_peers_fits_the_growth():
-    against = load_script("benchmarks/against.py")
-    assert against.exponent([10, 100, 1000], [0.3, 3.0, 30.0]) == pytest.approx(1.0)
+def made_case(cases: ModuleType, **fields: Any) -> None:
+    """A case whose work takes as long as its size, and the peer's a tenth longer, by a clock that only work moves."""
+    clock = [0.0]
+
+    def both(size: int) -> Any:
+        def work(seconds: float) -> Any:
+            def done() -> float:
+                clock[0] += seconds
+                return size * (1.0 if seconds == size else 1.01)
+
+            return done
+
+        return work(size), work(1.1 * size)
+
+    cases._processor_seconds = lambda: clock[0]
+    cases.CASES["made"] = cases.Case(both, **fields)
+
+
+def test_the_comparison_with_peers_takes_the_ratio_of_both_sides() -> None:
+    cases = load_script("benchmarks/against/cases.py")
+    made_case(cases, goal=1.0, at=(8,))
+    figure = cases.measure("made", 8, rounds=3, budget=60.0)
+    assert figure == {
+        "ours_s": 8.0, "rounds": 3, "theirs_s": 8.8, "ratio": 0.9091, "quartiles": [0.9091] * 2, "difference": 0.009901,
+    }  # fmt: skip
+    assert cases.summary("made", {8: figure}) == {"met": True}
+    assert not cases.summary("made", {8: figure | {"ratio": 1.01}})["met"]
+    assert cases.summary("made", {9: figure}) == {}
+
+
+def test_the_comparison_with_peers_fits_the_growth() -> None:
+    cases = load_script("benchmarks/against/cases.py")
+    made_case(cases, growth=1.0)
+    found = cases.summary("made", {size: {"ours_s": 0.5 * size} for size in (10, 100, 1000)})
+    assert found == {"exponent": 1.0, "exponent_of_larger": 1.0, "needed_exponent": 1.0}
+
+
+def test_the_picture_shows_which_goals_are_met() -> None:
+    picture = load_script("benchmarks/against/picture.py").picture
+    case = {"goal": 1.0, "at": [20], "unit": "rows", "sizes": {"10": {"ratio": 3.0}, "20": {"ratio": 0.5}}}
+    drawn = picture({"some work": case, "without a peer": {"goal": None, "sizes": {"1": {"ours_s": 1.0}}}})
+    assert "some work" in drawn
+    assert "without a peer" not in drawn
+    assert drawn.count("<circle") == 2
+    assert "20 rows: 0.50" in drawn

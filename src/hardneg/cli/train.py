@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import os
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from hardneg.cli.errors import errors_for_people
 from hardneg.cli.flags import (
@@ -131,7 +134,27 @@ COMMON = (
 )
 """Parameters that the short help of each recipe shows, besides the options that only the recipe has."""
 
-train_app = typer.Typer(no_args_is_help=True)
+
+class _Commands(UserDict[str, Any]):
+    """The command of each recipe, built when it is first read: all of them take as long as a short command."""
+
+    def __getitem__(self, recipe: str) -> Any:
+        if self.data[recipe] is None:
+            one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+            one.command(recipe, cls=Command)(_command(recipe, RECIPES[recipe]))
+            self.data[recipe] = get_command(one)
+        return self.data[recipe]
+
+
+class _Recipes(TyperGroup):
+    """``hardneg train``, whose commands are those of the recipes."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = _Commands(dict.fromkeys(RECIPES))
+
+
+train_app = typer.Typer(no_args_is_help=True, cls=_Recipes)
 
 
 @train_app.callback(invoke_without_command=True)
@@ -183,7 +206,3 @@ def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     shared = {one.name for one in fields(RECIPES["simclr"])}
     own = [one.name for one in fields(options) if one.name in vars(options) and one.name not in shared]
     return with_parameters(parameters, (*COMMON, *own))(command)
-
-
-for _recipe, _options in RECIPES.items():
-    train_app.command(_recipe, cls=Command)(_command(_recipe, _options))
