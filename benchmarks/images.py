@@ -2,12 +2,14 @@
 
     python benchmarks/images.py memory        # 2,000, 10,000 and 40,000 photos at 224 pixels
     python benchmarks/images.py speed         # beside a plain DataLoader with the same steps in Pillow
+    python benchmarks/images.py plan          # batches of ImageNet-100 for eight ranks, without its images
 
 The photos are JPEGs of 200 to 500 pixels, made in --folder and removed afterwards: 300 pictures, repeated with another
 comment in each file. ``memory`` trains 20 steps in a process of its own and samples the proportional set size (PSS) of
 it and its workers, shared pages counted once; the run is evaluated on 200 further photos. ``speed`` reads, decodes,
 crops and jitters batches without an encoder: all variants in turn for several rounds, seconds of the clock and of all
-processors. Results of both parts are in one file.
+processors. ``plan`` makes the batches of all ranks from the neighbours of made-up vectors in 100 clusters. Results of
+all parts are in one file.
 """
 
 from __future__ import annotations
@@ -80,15 +82,16 @@ def train_here(data: str, out: str, begun: float) -> None:
 
     def watched(self: Loop, *rest: Any) -> None:
         if not first:
-            first.append(time.time() - begun)
+            first.extend((time.time() - begun, time.process_time()))
         step(self, *rest)
 
     Loop._one_step = watched  # type: ignore
+    torch.set_num_threads(1)
     options = SimCLROptions(
         data=data, encoder="tiny", batch_size=64, max_steps=20, cache_images="none", workers=2, epochs=1
     )
     run_recipe("simclr", options, out, quiet=True)
-    print(json.dumps({"seconds_to_first_step": first[0]}))
+    print(json.dumps(dict(zip(("seconds_to_first_step", "processor_seconds_to_first_step"), first, strict=True))))
 
 
 def pss_of(root: int) -> int:
@@ -320,13 +323,58 @@ def processor_seconds() -> float:
     return total
 
 
+# Plan
+
+
+def plan(options: argparse.Namespace) -> dict[str, Any]:
+    """Coverage, balance and seconds of the batches of all ranks."""
+    from hardneg.batching.graph import build_graph
+    from hardneg.batching.sampler import PlannedBatchSampler
+    from hardneg.batching.spec import parse_batches
+
+    torch.set_num_threads(1)
+    random, spec = torch.Generator().manual_seed(0), parse_batches(options.batches)
+    labels = torch.arange(options.items) % 100
+    vectors = torch.randn(100, 64, generator=random)[labels] + torch.randn(options.items, 64, generator=random)
+    begun = time.process_time()
+    planner: Any = spec.planner
+    graph = build_graph(
+        torch.nn.functional.normalize(vectors), planner.num_neighbours, planner.num_candidates, random
+    )  # fmt: skip
+    found: dict[str, Any] = {"graph_processor_seconds": time.process_time() - begun, "ranks": []}
+    seen = np.zeros((options.epochs, options.items), np.int64)
+    same_class, pairs = 0, 0
+    for rank in range(options.ranks):
+        sampler = PlannedBatchSampler(
+            planner, options.items, options.batch_size // options.ranks, graph, drop_last=True, coverage=spec.coverage,
+            segment=spec.refresh, total_epochs=200, num_replicas=options.ranks, rank=rank,
+        )  # fmt: skip
+        begun, sizes = time.process_time(), []
+        for epoch in range(options.epochs):
+            sampler.set_epoch(epoch)
+            for batch in sampler:
+                sizes.append(len(batch))
+                np.add.at(seen[epoch], batch, 1)
+                here = labels[batch]
+                same_class += int((here[:, None] == here).sum()) - len(batch)
+                pairs += len(batch) * (len(batch) - 1)
+        spent = (time.process_time() - begun) / options.epochs
+        found["ranks"].append({"batches": len(sizes), "sizes": sorted(set(sizes)), "processor_seconds": spent})
+    return found | {
+        "seen_in_an_epoch": [float((one > 0).mean()) for one in seen],
+        "seen_in_all_epochs": float((seen.sum(0) > 0).mean()),
+        "most_often_in_an_epoch": int(seen.max()),
+        "pairs_of_one_class_in_the_part_of_a_rank": same_class / pairs,
+    }
+
+
 def main() -> None:
     options = read_options()
     if options.part == "train-here":
         train_here(options.data, options.out, options.begun)
         return
     known = json.loads(options.out.read_text()) if options.out.exists() else {}
-    found = {"memory": memory, "speed": speed}[options.part](options)
+    found = {"memory": memory, "speed": speed, "plan": plan}[options.part](options)
     command = shlex.join(["python", "benchmarks/images.py", *sys.argv[1:]])
     made = {"command": command, "commit": git("rev-parse", "HEAD"), "cpu": cpu_name(), "load": os.getloadavg()[0]}
     made["uncommitted"] = bool(git("status", "--porcelain", "--", "src", "benchmarks/images.py"))
@@ -336,12 +384,18 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    for name in ("memory", "speed"):
+    for name in ("memory", "speed", "plan"):
         part = parts.add_parser(name)
         part.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where photos are made")
         part.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "images.json")
         if name == "memory":
             part.add_argument("--images", type=int, nargs="+", default=[2_000, 10_000, 40_000])
+        elif name == "plan":
+            part.add_argument("--items", type=int, default=126_689, help="as in ImageNet-100")
+            part.add_argument("--ranks", type=int, default=8)
+            part.add_argument("--batch-size", type=int, default=512, help="of all ranks together")
+            part.add_argument("--epochs", type=int, default=3)
+            part.add_argument("--batches", default="proximity()")
         else:
             part.add_argument("--photos", type=int, default=1_024)
             part.add_argument("--batch-size", type=int, default=64)

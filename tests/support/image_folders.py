@@ -22,3 +22,16 @@ def write_folder(root: Path, counts: dict[str, int], shape: tuple[int, ...] = (1
             image.fromarray(pixels[number]).save(root / label / f"{number:03}.png")
             number += 1
     return pixels
+
+
+def write_photos(folder: Path, count: int = 24, classes: int = 2) -> str:
+    """JPEG files of different sizes; their name as data of 16 x 16 pixels."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    random = np.random.RandomState(0)
+    for number in range(count):
+        place = folder / f"class{number % classes}"
+        place.mkdir(parents=True, exist_ok=True)
+        small = random_images(4, 4, 3, seed=number)
+        size = tuple(int(side) for side in random.randint(20, 60, 2))
+        image.fromarray(small).resize(size, image.Resampling.BICUBIC).save(place / f"{number:03}.jpg")
+    return f"folder:{folder}@16"

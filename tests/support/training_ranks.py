@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,9 +37,11 @@ class Cut(Exception):
 def run_job(job: dict[str, Any], out: Path) -> None:
     """Trains, and leaves which positions this rank saw at each step in ``batches-RANK.json``.
 
+    Digests of the views of images that are decoded when they are needed are in ``views-RANK.json``.
+
     A job with ``cut_at`` is interrupted at that step on all ranks, and resumed.
     """
-    rank, seen, step = os.environ.get("RANK", "0"), [], Loop._one_step
+    rank, seen, shown, step = os.environ.get("RANK", "0"), [], [], Loop._one_step
     cut = {"at": job.get("cut_at")}
 
     def watched(self: Loop, epoch: int, index: Tensor, *rest: Any) -> None:
@@ -46,6 +49,9 @@ def run_job(job: dict[str, Any], out: Path) -> None:
             cut["at"] = None
             raise Cut
         seen.append((epoch, index.tolist()))
+        if self.data.fetches:
+            views = torch.stack(self.data.views(index, epoch, self.options.seed, *rest[1:]))
+            shown.append([blake2b(item.numpy().tobytes()).hexdigest() for item in views.unbind(1)])
         step(self, epoch, index, *rest)
 
     vectors = pixels if job.get("fixed_vectors") else Loop._vectors
@@ -60,6 +66,7 @@ def run_job(job: dict[str, Any], out: Path) -> None:
         except Cut:
             run(job["recipe"], out / job["name"], job["options"], resume=True)
     (out / job["name"] / f"batches-{rank}.json").write_text(json.dumps(seen))
+    (out / job["name"] / f"views-{rank}.json").write_text(json.dumps(shown))
 
 
 def run_jobs(jobs: list[dict[str, Any]], out: Path) -> None:

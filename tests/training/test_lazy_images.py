@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,24 +20,13 @@ from hardneg.training.data.images import ImageData, load
 from hardneg.training.data.lazy_images import LazyImages
 from hardneg.training.options import SimCLROptions
 from support.errors import raises
-from support.image_folders import random_images, write_folder
+from support.forks import CONTEXT
+from support.image_folders import random_images, write_folder, write_photos
 from support.training_runs import assert_same, everything, interrupted, run, short
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 pytestmark = pytest.mark.filterwarnings("ignore:The run in .* has collapsed")  # runs of a few steps do
 PROXIMITY = "proximity(num_candidates=40, num_neighbours=6, restart=0.3, refresh=4)"
-
-
-def write_photos(folder: Path, count: int = 24, classes: int = 2) -> str:
-    """JPEG files of different sizes; their name as data of 16 x 16 pixels."""
-    random = np.random.RandomState(0)
-    for number in range(count):
-        place = folder / f"class{number % classes}"
-        place.mkdir(parents=True, exist_ok=True)
-        small = random_images(4, 4, 3, seed=number)
-        size = tuple(int(side) for side in random.randint(20, 60, 2))
-        Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(place / f"{number:03}.jpg")
-    return f"folder:{folder}@16"
 
 
 class TestLazyImages:
@@ -188,11 +179,29 @@ class TestRuns:
             with interrupted(step):
                 run("simclr", tmp_path / "cut", options | {"workers": 2, "save_every_steps": 1}, resume=True)
         run("simclr", tmp_path / "cut", options | {"workers": 1, "save_every_steps": 1}, resume=True)
-        whole, cut = everything(tmp_path / "whole"), everything(tmp_path / "cut")
-        for one in (whole, cut):
-            one["state"].pop("of")
-            one["state"].pop("begun_seconds")
-        assert_same(cut, whole)
+        assert_same(kept_of(tmp_path / "cut"), kept_of(tmp_path / "whole"))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_ten_kills_at_random_moments_change_nothing(self, workers: int, photos: str, tmp_path: Path) -> None:
+        """The process itself is killed; runs that end before their kill are compared, and a new one is begun."""
+        options = short(photos, batch_size=6, cache_images="none", batches=PROXIMITY, dim=8, workers=workers, epochs=4)
+        options |= {"save_every_steps": 1, "augment": "imagenet"}
+        begun = time.monotonic()
+        assert train_in_a_process(tmp_path / "whole", options) == 0
+        whole, most = kept_of(tmp_path / "whole"), time.monotonic() - begun
+        random, kills, number, in_the_middle = np.random.default_rng(workers), 0, 0, 0
+        while kills < 10 or number == 0:
+            out = tmp_path / str(number)
+            code = train_in_a_process(out, options, kill_after=random.uniform(0.2, 1.0) * most if kills < 10 else None)
+            kills += code != 0
+            in_the_middle += code != 0 and (out / "checkpoint.pt").exists()
+            if code == 0:
+                assert_same(kept_of(out), whole)
+                number += 1
+        if not (tmp_path / str(number) / "result.json").exists():
+            assert train_in_a_process(tmp_path / str(number), options) == 0
+        assert_same(kept_of(tmp_path / str(number)), whole)
+        assert in_the_middle
 
     def test_a_lost_file_stops_a_run_that_can_be_resumed(self, photos: str, tmp_path: Path) -> None:
         options = short(photos, batch_size=6, cache_images="none", dim=8, workers=1)
@@ -219,6 +228,32 @@ class TestRuns:
         result = run("simclr", tmp_path, short(photos, batch_size=6, dim=8, max_steps=3))
         assert (result["steps"], result["share_seen"]) == (3, pytest.approx(18 / 48))
         assert run("simclr", tmp_path, short(photos, batch_size=6, dim=8, max_steps=3), resume=True) == result
+
+
+def train_in_a_process(out: Path, options: dict[str, Any], kill_after: float | None = None) -> int:
+    """Return the exit code; the process is killed after so many seconds."""
+    child = CONTEXT.Process(target=train_here, args=(out, options))
+    child.start()
+    child.join(kill_after or 300)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode in (0, -9)
+    return int(child.exitcode)
+
+
+def train_here(out: Path, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    run("simclr", out, options, resume=True)
+
+
+def kept_of(out: Path) -> dict[str, Any]:
+    """All that a run leaves, but for times."""
+    found = everything(out)
+    for name in ("of", "begun_seconds"):
+        found["state"].pop(name)
+    return found
 
 
 def test_paths_take_one_array() -> None:

@@ -19,6 +19,7 @@ from hardneg.training.loop.parts import synchronised
 from hardneg.training.loop.runs import Run
 from hardneg.training.options import MoCoOptions
 from hardneg.training.recipes.moco import MoCoV2
+from support.image_folders import write_photos
 from support.ranks import free_port
 from support.training_ranks import run_job
 from support.training_runs import BATCH_SIZE, assert_same, everything, few_digits, short
@@ -58,6 +59,7 @@ SAME_BATCHES = (
     "cmc",
     "local aggregation",
     "negative cache",
+    "files",
 )
 
 
@@ -68,9 +70,9 @@ CUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
-def jobs_of(data: str) -> list[dict[str, Any]]:
-    def job(name: str, recipe: str = "simclr", **options: Any) -> dict[str, Any]:
-        return {"name": name, "recipe": recipe, "options": short(data, **{"learning_rate": LEARNING_RATE, **options})}
+def jobs_of(data: str, photos: str) -> list[dict[str, Any]]:
+    def job(name: str, recipe: str = "simclr", of: str = data, **options: Any) -> dict[str, Any]:
+        return {"name": name, "recipe": recipe, "options": short(of, **{"learning_rate": LEARNING_RATE, **options})}
 
     return [
         job("uniform"),
@@ -91,6 +93,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
         job("cmc", "cmc", num_draws=20),
         job("local aggregation", "local-aggregation", warmup=0, clusters=10),
         job("negative cache", "negative-cache", cache=100, num_draws=2),
+        job("files", of=photos, encoder="tiny", augment="imagenet", cache_images="none", workers=1),
         job("harvested", batches=f"{PROXIMITY})", learning_rate=1e-3),
         *(job(f"{name}, cut", *how, **options) | {"cut_at": STEPS + 2} for name, how, options in CUT),
         job("batch statistics", batches=f"{PROXIMITY}, encode=True)") | {"batch_statistics": True},
@@ -100,7 +103,7 @@ def jobs_of(data: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    jobs = jobs_of(few_digits(folder / "digits.npz", NUM_IMAGES))
+    jobs = jobs_of(few_digits(folder / "digits.npz", NUM_IMAGES), write_photos(folder / "photos", 5 * NUM_IMAGES // 4))
     (folder / "jobs.json").write_text(json.dumps(jobs))
     flags = f"--multi_gpu --num_processes 2 --num_machines 1 --main_process_port {free_port()} --mixed_precision no"
     script = Path(__file__).parents[1] / "support" / "training_ranks.py"
@@ -132,6 +135,19 @@ def batches(path: Path) -> list[list[int]]:
     """The global batches, the ranks one after the other."""
     ranks = [json.loads(file.read_text()) for file in sorted(path.glob("batches-*.json"))]
     return [[i for _, index in parts for i in index] for parts in zip(*ranks, strict=True)]
+
+
+def test_views_of_files_are_those_of_one_process(runs: dict[str, Any]) -> None:
+    """Bit by bit, in the order of the global batches."""
+    found = [
+        [
+            [one for part in parts for one in part]
+            for parts in zip(*(json.loads(file.read_text()) for file in files), strict=True)
+        ]
+        for files in (sorted((runs[name] / "files").glob("views-*.json")) for name in ("one", "two"))
+    ]
+    assert len(found[0]) == 2 * STEPS
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", SAME_BATCHES)
