@@ -5,8 +5,8 @@
     python benchmarks/images.py plan          # batches of ImageNet-100 for eight ranks, without its images
 
 The photos are JPEGs of 200 to 500 pixels, made in --folder and removed afterwards: 300 pictures, repeated with another
-comment in each file. ``memory`` trains 20 steps in a process of its own and samples the proportional set size (PSS) of
-it and its workers, shared pages counted once; the run is evaluated on 200 further photos. ``speed`` reads, decodes,
+comment in each file. ``memory`` trains --max-steps in a process of its own and samples the proportional set size (PSS) of
+it and its workers, shared pages counted once; the run is evaluated on 64 further photos. ``speed`` reads, decodes,
 crops and jitters batches without an encoder: all variants in turn for several rounds, seconds of the clock and of all
 processors. ``plan`` makes the batches of all ranks from the neighbours of made-up vectors in 100 clusters. Results of
 all parts are in one file.
@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 from hardneg.training.augmentation.augment import CIFAR, IMAGENET, Augment
 
 ROOT = Path(__file__).resolve().parent.parent
-SIDE, PICTURES, TESTED = 224, 300, 200
+SIDE, PICTURES, TESTED = 224, 300, 64
 
 
 def write_photos(folder: Path, count: int, first: int = 0) -> None:
@@ -71,7 +71,7 @@ def jpeg(number: int) -> bytes:
 # Memory
 
 
-def train_here(data: str, out: str, begun: float) -> None:
+def train_here(data: str, out: str, begun: float, max_steps: int) -> None:
     """Train as ``hardneg train simclr`` with the flags of issue 18; print the seconds until the first step."""
     from hardneg.training.loop.train import Loop
     from hardneg.training.options import SimCLROptions
@@ -88,7 +88,7 @@ def train_here(data: str, out: str, begun: float) -> None:
     Loop._one_step = watched  # type: ignore
     torch.set_num_threads(1)
     options = SimCLROptions(
-        data=data, encoder="tiny", batch_size=64, max_steps=20, cache_images="none", workers=2, epochs=1
+        data=data, encoder="tiny", batch_size=64, max_steps=max_steps, cache_images="none", workers=2, epochs=1
     )
     run_recipe("simclr", options, out, quiet=True)
     print(json.dumps(dict(zip(("seconds_to_first_step", "processor_seconds_to_first_step"), first, strict=True))))
@@ -116,20 +116,21 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
         try:
             write_photos(folder / "train", count)
             write_photos(folder / "test", TESTED, first=count)
-            found[str(count)] = one = memory_of(folder)
+            found[str(count)] = one = memory_of(folder, options.max_steps)
         finally:
             shutil.rmtree(folder)
         print(f"{count:,} images: {one}", flush=True)
     return found
 
 
-def memory_of(folder: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "train-here", f"folder:{folder}@{SIDE}", str(folder / "run"), str(time.time())]
+def memory_of(folder: Path, max_steps: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "train-here", f"folder:{folder}@{SIDE}", str(folder / "run")]
+    command += [str(time.time()), str(max_steps)]
     begun, sampled = time.perf_counter(), [0]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT / "benchmarks")
     while job.poll() is None:
         sampled.append(pss_of(job.pid))
-        time.sleep(0.05)
+        time.sleep(0.5)
     assert job.stdout is not None
     if job.returncode:
         sys.exit(job.returncode)
@@ -371,7 +372,7 @@ def plan(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     options = read_options()
     if options.part == "train-here":
-        train_here(options.data, options.out, options.begun)
+        train_here(options.data, options.out, options.begun, options.max_steps)
         return
     known = json.loads(options.out.read_text()) if options.out.exists() else {}
     found = {"memory": memory, "speed": speed, "plan": plan}[options.part](options)
@@ -390,6 +391,7 @@ def read_options() -> argparse.Namespace:
         part.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "images.json")
         if name == "memory":
             part.add_argument("--images", type=int, nargs="+", default=[2_000, 10_000, 40_000])
+            part.add_argument("--max-steps", type=int, default=20)
         elif name == "plan":
             part.add_argument("--items", type=int, default=126_689, help="as in ImageNet-100")
             part.add_argument("--ranks", type=int, default=8)
@@ -405,7 +407,7 @@ def read_options() -> argparse.Namespace:
             part.add_argument("--workers", type=int, default=2)
             part.add_argument("--augment", nargs="+", default=["cifar", "imagenet"])
     job = parts.add_parser("train-here")
-    for name, kind in (("data", str), ("out", str), ("begun", float)):
+    for name, kind in (("data", str), ("out", str), ("begun", float), ("max_steps", int)):
         job.add_argument(name, type=kind)
     return parser.parse_args()
 
