@@ -5,7 +5,7 @@
     python benchmarks/images.py plan          # batches of ImageNet-100 for eight ranks, without its images
 
 The photos are JPEGs of 200 to 500 pixels, made in --folder and removed afterwards: 300 pictures, repeated with another
-comment in each file. ``memory`` trains --max-steps in a process of its own and samples the proportional set size (PSS) of
+comment in each file. ``memory`` trains in a process of its own and samples the proportional set size (PSS) of
 it and its workers, shared pages counted once; the run is evaluated on 64 further photos. ``speed`` reads, decodes,
 crops and jitters batches without an encoder: all variants in turn for several rounds, seconds of the clock and of all
 processors. ``plan`` makes the batches of all ranks from the neighbours of made-up vectors in 100 clusters. Results of
