@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import warnings
+from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,11 @@ from hardneg.training.augmentation.augment import CIFAR, Augment
 from hardneg.training.data.image_sources import Ends, Files, Strings
 from hardneg.training.data.images import ImageData, load
 from hardneg.training.data.lazy_images import LazyImages
+from hardneg.training.loop.loading import WorkerEnded
+from hardneg.training.loop.runs import Run
+from hardneg.training.loop.train import Loop
 from hardneg.training.options import SimCLROptions
+from hardneg.training.recipes import run_recipe
 from support.errors import raises
 from support.forks import CONTEXT
 from support.image_folders import random_images, write_folder, write_photos
@@ -108,6 +115,15 @@ class TestLazyImages:
             data = load(f"folder:{tmp_path}/images", "all", cache="disk")
         assert data.images.kept is None
         assert data.pixels(slice(3)).shape == (3, 3, 12, 10)
+
+    def test_an_image_larger_than_memory_is_refused_by_its_header(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_folder(tmp_path, {"cat": 1})
+        monkeypatch.setattr("hardneg.training.data.decoding.memory_bytes", lambda: 2 * 3 * 12 * 10 - 1)
+        monkeypatch.setattr("hardneg.training.data.lazy_images.decode", None)
+        with raises(ArgumentError, who="data", what="images that fit into memory", got="10 x 12 pixels"):
+            load(f"folder:{tmp_path}", "all", cache="none")
 
     def test_unreadable_files_are_skipped(self, tmp_path: Path) -> None:
         images = write_folder(tmp_path, {"cat": 3, "dog": 2})
@@ -223,6 +239,35 @@ class TestRuns:
         lost.write_bytes(kept)
         run("simclr", tmp_path / "cut", options, resume=True)
         assert_same(everything(tmp_path / "cut"), everything(tmp_path / "whole"))
+
+    def test_a_killed_worker_stops_a_run_that_can_be_resumed(self, photos: str, tmp_path: Path) -> None:
+        options = short(photos, batch_size=6, cache_images="none", dim=8, workers=2)
+        run("simclr", tmp_path / "whole", options)
+        step = Loop._one_step
+
+        def killing(self: Loop, *rest: Any) -> None:
+            if self.step == 3:
+                os.kill(active_children()[0].pid, signal.SIGKILL)
+            step(self, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Loop, "_one_step", killing)
+            with raises(WorkerEnded, who="train", fix="continue with --resume"):
+                run("simclr", tmp_path / "cut", options)
+        saved = Run(tmp_path / "cut").load()
+        assert saved is not None
+        assert saved["step"] > 3
+        run("simclr", tmp_path / "cut", options, resume=True)
+        assert_same(kept_of(tmp_path / "cut"), kept_of(tmp_path / "whole"))
+
+    def test_the_size_is_estimated_before_training(
+        self, photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = short(photos, batch_size=6, cache_images="none", dim=8, workers=2, max_steps=1)
+        run_recipe("simclr", SimCLROptions(**options), tmp_path / "run")
+        # 2 workers hold 2 batches each, and training has one, of 6 x 2 crops of 768 bytes.
+        assert "48 images of 16 x 16 pixels" in (shown := capsys.readouterr().err)
+        assert "0.046 MB of crops" in shown
 
     def test_max_steps_stop_within_an_epoch(self, photos: str, tmp_path: Path) -> None:
         result = run("simclr", tmp_path, short(photos, batch_size=6, dim=8, max_steps=3))

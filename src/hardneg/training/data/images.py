@@ -64,6 +64,7 @@ from hardneg.training.data.inputs import joined
 from hardneg.training.data.items import (
     CLASSIFIED,
     KINDS,
+    PREFETCHED,
     TEST_SHARE,
     Evaluation,
     Items,
@@ -253,6 +254,21 @@ class ImageData(Items):
     def fetches(self) -> bool:
         """Whether workers prepare views: for images that are decoded when they are needed."""
         return isinstance(self.images, LazyImages)
+
+    def estimate(self, batch_size: int, workers: int) -> str:
+        """Return the size of images that are decoded when they are needed, and of the batches that are held.
+
+        Args:
+            batch_size: Images per batch of a rank.
+            workers: Number of worker processes of a rank.
+        """
+        if isinstance(self.images, Tensor):
+            return ""
+        (n, channels, height, width), kept = self.images.shape, self.images.kept
+        one, held = channels * height * width, PREFETCHED * workers + 1
+        state = "decoded in advance" if kept else f"decoded when needed ({n * one / 1e9:.3g} GB if all were kept)"
+        batches = f"up to {held} batches at a time, {2 * held * batch_size * one / 1e6:.2g} MB of crops on each rank"
+        return f"{n:,} images of {width} x {height} pixels, {state}; {batches}."
 
     def fetch(self, index: Annotated[Tensor, "b"], epoch: int, seed: int) -> Tensor:
         """Return what ``views`` starts from: decoded images, or a crop of the original image for each view.

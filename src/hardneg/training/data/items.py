@@ -37,6 +37,9 @@ from hardneg.training.weights import initialised
 TEST_SHARE = 0.2
 """Share of a data set without a test split that is held out as one."""
 
+PREFETCHED = 2
+"""Batches that each worker process prepares in advance."""
+
 CLASSIFIED = ("knn", "1nn", "linear")
 """Measures of ``evaluate_embeddings``, the headline first."""
 
@@ -277,6 +280,15 @@ class Items(ABC):
     def described(self) -> str:
         """Describe the views in one line, for the record of a run."""
         return f"{type(self).__name__}.views"
+
+    def estimate(self, batch_size: int, workers: int) -> str:
+        """Return a sentence on the size of the data and of what workers hold, to print before training, or "".
+
+        Args:
+            batch_size: Items per batch of a rank.
+            workers: Number of worker processes of a rank.
+        """
+        return ""
 
     def scale(self) -> dict[str, list[float]] | None:
         """Return mean and std of the training images, or None for other data."""

@@ -9,7 +9,9 @@ number of workers. The position of a run is that of training.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,14 +21,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hardneg.batching.sampler import PlanIterator, PlannedBatchSampler
 from hardneg.core.errors import HardnegError
-from hardneg.training.data.items import Items
+from hardneg.training.data.items import PREFETCHED, Items
 from hardneg.training.options import TrainOptions
 
 MOST_WORKERS = 8
 """Largest default number of workers."""
-PREFETCHED = 2
-"""Batches that each worker prepares in advance."""
-
 
 _START = "fork" if sys.platform == "linux" else None
 """Start method of workers: forks share the memory of training, and end if it is killed, unlike those of a server."""
@@ -104,7 +103,7 @@ class Loading:
             return
         self._ahead.start(epoch)
         while not self._ahead.finished:  # the loader ends early where the next segment cannot be planned yet
-            batches = iter(self._loader)
+            batches = _without_signals(self._loader)
             while (found := _next(batches)) is not None:
                 if isinstance(found, HardnegError):
                     raise found
@@ -116,6 +115,20 @@ class Loading:
         self._loader = None
         if batches is not None:
             batches._shutdown_workers()
+
+
+def _without_signals(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begin a pass without torch's handler of SIGCHLD.
+
+    The handler raises for a killed worker wherever training is, also within an update, after which nothing can be
+    saved. Without it, the loader finds such a worker when it waits for a batch.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        return iter(loader)
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = iter(loader)
+    signal.signal(signal.SIGCHLD, before)
+    return batches
 
 
 def _next(batches: Iterator[Any]) -> Any:

@@ -48,7 +48,7 @@ from hardneg.training.evaluation.measures import BEFORE
 from hardneg.training.evaluation.monitors import check_held_out, check_monitor, read_monitor
 from hardneg.training.loop.checks import check_batch, check_sources, check_words, try_negatives, with_estimate
 from hardneg.training.loop.data_record import data_record, encoder_record
-from hardneg.training.loop.loading import Loading
+from hardneg.training.loop.loading import Loading, num_workers
 from hardneg.training.loop.method import Batch, Build, EncodeInputs
 from hardneg.training.loop.optimisers import Updates, read_optimiser
 from hardneg.training.loop.parts import (
@@ -248,6 +248,9 @@ class Loop:
         if not silent and (chosen := self.method.chosen()):
             values = ", ".join(f"{name} {value:,}" for name, value in chosen.items())
             print(f"Chosen for {len(self.data):,} {self.data.noun}s: {values}.", file=sys.stderr)
+        ranks = self.accelerator.num_processes
+        if not silent and (note := self.data.estimate(batch_size // ranks, num_workers(self.options))):
+            print(f"Data: {note}", file=sys.stderr)
         if not silent and (init := getattr(self.method.recorded_encoder(), "init", None)):
             print(f"Initial weights: {init}.", file=sys.stderr)
         with closing(self.loading), progress_bar(silent, self.last, self.step, batch_size) as show:
