@@ -222,7 +222,8 @@ class Examples:
         return decode(self.read(position), self.name(position))
 
     def _known(self, position: int) -> bytes:
-        return self.digests[position].tobytes()
+        known: bytes = self.digests[position].tobytes()
+        return known
 
     @staticmethod
     def _digest(picture: Picture) -> bytes:
