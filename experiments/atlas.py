@@ -215,7 +215,11 @@ def run_cell(plan: Plan, cell: tuple[str, str, bool], folder: Path, out: Path, d
     }
     found = {"world": world, "data": data, "untuned": untuned, "metric": summary["metric"], "arms": arms}
     found["num_test"] = outcomes[summary["metric"]][names[0]].num_test
-    found |= {"cpu_seconds": round(time.process_time() - begun, 1), "commit": environment()["commit"]}
+    spent = place / "cpu_seconds.json"  # of all starts, since a cell whose runs are there is only read
+    before = json.loads(spent.read_text())["seconds"] if spent.exists() else 0.0
+    seconds = round(before + time.process_time() - begun, 1)
+    write_json(spent, {"seconds": seconds}, "delete it")
+    found |= {"cpu_seconds": seconds, "commit": environment()["commit"]}
     found["differences"] = [
         {"claim": number, **differences(claim, outcomes)} for number, claim in enumerate(plan.facts["claims"])
     ]
@@ -237,7 +241,7 @@ def differences(claim: dict[str, str], outcomes: dict[str, dict[str, Outcomes]])
     return {measure: estimate(measure, claim["against"]) for measure in outcomes}
 
 
-def judged(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def judged(plan: Plan, cells: list[dict[str, Any]], *, with_power: bool = True) -> list[dict[str, Any]]:
     """Judge every claim in every cell by the rules of experiments/studies/README.md.
 
     All planned differences of the tuned cells are one family (Holm), also while some are missing, so that verdicts do
@@ -258,7 +262,8 @@ def judged(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             verdict = (reaches if claim.get("kind") == "reaches" else exceeds)(estimate, half, smallest)
             row = {"world": cell["world"], "data": cell["data"], "untuned": untuned, "claim": one["claim"]}
             row |= {"difference": estimate.value, "half_width": estimate.half_width, "corrected_half_width": half}
-            found.append(row | {"p_value": p, "detectable": estimate.detectable, "verdict": verdict})
+            row |= {"detectable": estimate.detectable} if with_power else {}  # takes long in simulations
+            found.append(row | {"p_value": p, "verdict": verdict})
     before = {(r["world"], r["data"], r["claim"]): r["verdict"] for r in found if r["untuned"]}
     for row in found:
         held = before.get((row["world"], row["data"], row["claim"])) == HOLDS

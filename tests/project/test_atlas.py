@@ -160,7 +160,15 @@ def test_the_page_names_gains_in_two_data_sets_or_says_that_there_are_none(monke
     monkeypatch.syspath_prepend(str(FOLDER.parent / "tools"))
     page = importlib.import_module("results_atlas")
     rows = [
-        {"world": "w", "data": data, "untuned": False, "claim": 0, "difference": 0.05, "verdict": verdict}
+        {
+            "world": "w",
+            "data": data,
+            "untuned": False,
+            "claim": 0,
+            "difference": 0.05,
+            "corrected_half_width": 0.01,
+            "verdict": verdict,
+        }
         for data, verdict in (("a-0", "holds"), ("a-30", "holds"), ("b", "not decided"))
     ]
     assert "Nothing gained" in page.what_gained({"g0": (PLAN, {"verdicts": rows})}), "a-0 and a-30 are one data set"
