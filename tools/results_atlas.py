@@ -52,7 +52,7 @@ def atlas() -> str:
             parts[current.index(f"{name}v2")] += "\n" + first_version(plans[name], results[name])
     gains = what_gained({name: (plans[name], results[name]) for name in current if name in results})
     texts = sum(one["world"] == "texts" for name in current for one in results.get(name, {"cells": []})["cells"])
-    state = f"{texts} cells were run" if texts else "planned, not run: the time of the session was over"
+    state = f"{texts} cells were run" if texts else "planned, not run yet"
     return "\n".join([HEAD.format(simulated(), gains, state), *parts, advised()])
 
 
@@ -92,7 +92,7 @@ def what_gained(studies: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> st
         [
             text,
             *(
-                f"Smaller, with a corrected interval above 0, which the luck of tuning may explain: {one}"
+                f"Mostly smaller, with a corrected interval above 0, which the luck of tuning may explain: {one}"
                 for one in smaller
             ),
         ]
