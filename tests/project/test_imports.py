@@ -106,7 +106,7 @@ def test_public_names() -> None:
         Threshold Tilt Uniform
         parse registered_negatives draw NEVER Keys Scores two_views cross_views score from_matrix
         info_nce jsd sigmoid surrogate reduce diagnose ContrastiveLoss EMC2 SogCLR Queue Bank
-        build_graph walk ProximityBatchSampler mine audit judge load_encoder
+        build_graph walk ProximityBatchSampler mine audit judge load_encoder train
         mutual_information global_loss gradient_error
         auditing batching core judging losses mining negatives papers schedules state theory __version__
     """
