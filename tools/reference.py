@@ -245,7 +245,7 @@ def kind_of(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
         kind = next(one for one in get_args(kind) if one is not NoneType)
     if get_origin(kind) is list:
         return kind_of(get_args(kind)[0], info) + ", repeated"
-    names = {str: "text", int: "whole number", float: "number", bool: "switch", Path: "path"}
+    names = {str: "string", int: "integer", float: "number", bool: "flag", Path: "path"}
     return names[kind]
 
 

@@ -197,7 +197,7 @@ class TrainingSet(NamedTuple):
         embeddings: Vectors of the anchors; an anchor whose text is also a document has that document's id.
         corpus: Vectors of the documents.
         positives: Rows of the documents that are positives of each anchor.
-        mined: Rows of the documents that are negatives of each anchor, padded with -1; None without any.
+        mined: Rows of the documents that are negatives of each anchor, padded with -1; None if there are none.
     """
 
     embeddings: Keys

@@ -35,9 +35,9 @@ def find_problems(
 
     Args:
         lists: Positives and negatives of each query.
-        text_of: Text of each name, to find copies; without it the names themselves are compared.
+        text_of: Text of each name, to find duplicates; if omitted, the names themselves are compared.
         row_of: Row of each name in ``vectors``.
-        vectors: Vectors [n, d] of the documents, to find copies that no text shows.
+        vectors: Vectors [n, d] of the documents, to find duplicates whose texts differ.
         num_documents: Number of documents in the corpus; None if unknown.
         queries_without: Number of queries without any negative; None if unknown.
     """

@@ -112,7 +112,7 @@ class AuditOptions:
     )
     batch_size: int = option(256, "Items per batch, for --batches.", RULES, low=2)
     labels: str | None = option(None, "File of labels: .npy .npz .txt or a table.", KNOWN)
-    groups: str | None = option(None, "File of groups; negatives of the anchor's group are false too.", KNOWN)
+    groups: str | None = option(None, "File of groups; negatives in the anchor's group also count as false.", KNOWN)
     label_column: str | None = option(None, "Column or array of labels.", KNOWN)
     group_column: str | None = option(None, "Column or array of groups.", KNOWN)
     positives: str | None = option(

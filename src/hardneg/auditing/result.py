@@ -321,7 +321,7 @@ class Audit:
         return known[wanted]
 
     def frontier(self) -> tuple[RuleFigures, ...]:
-        """Return the rules that no other rule beats in hardness and in false-negative rate, the easiest first."""
+        """Return the rules that no other rule beats in both hardness and false-negative rate, easiest first."""
         return tuple(sorted((row for row in self.rows if row.on_frontier), key=lambda row: row.similarity))
 
     def to_dict(self) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class BatchBuilder:
         """Take the nodes that are free and allowed, in order, until the batch is full.
 
         Args:
-            nodes: Preferred nodes, the best first.
+            nodes: Preferred nodes, best first.
 
         Returns:
             The nodes that were taken.

@@ -64,7 +64,7 @@ COMMON = (
     COMMON,
 )
 def audit(ctx: typer.Context, config: Path | None, out: str, overwrite: bool, output: Output, **values: Any) -> None:
-    """Measure how hard and how false negatives are before you train on them: a table, an HTML page and a JSON file.
+    """Measure how hard the negatives are and how many are false: a table, an HTML page and a JSON file.
 
     Labels, groups or judgements define which negatives are false. Without them the audit shows how hard the negatives
     are, how concentrated, and how many are near-duplicates.

@@ -58,11 +58,11 @@ class CompareOptions:
     )
     tries: int | None = option(
         None,
-        "Number of tries of every arm; by default those of the arm with the most combinations. More combinations are "
-        "sampled; for fewer, random values between the given ones are added.",
+        "Number of configurations tried per arm; default: the largest number of combinations of any arm. Arms with "
+        "more combinations are sampled; arms with fewer also try random values between the given ones.",
         low=1,
     )
-    tune_seeds: int = option(1, "Seeds of every try of --tune; the values with the best mean are chosen.", low=1)
+    tune_seeds: int = option(1, "Seeds per configuration of --tune; the values with the best mean are chosen.", low=1)
     out: str = option("runs/compare", "Directory of the comparison.")
     resume: bool = option(
         True,

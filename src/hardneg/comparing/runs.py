@@ -83,7 +83,7 @@ class OtherData(RunFailed):
 
 
 class Diverged(RunFailed):
-    """The losses or weights of a run were no longer finite."""
+    """The losses or weights of a run became NaN or infinite."""
 
 
 _failures = {DIVERGED: Diverged, NO_DISK_SPACE: NoDiskSpace, NO_MEMORY: OutOfMemory, DATA_CHANGED: OtherData}
@@ -179,7 +179,7 @@ def _on_gpu(arms: list[Arm]) -> bool:
 
 
 def usual_jobs(arms: list[Arm], seeds: int) -> int:
-    """Return the default number of parallel runs; counts all runs, finished or not."""
+    """Return the default number of parallel runs, based on all runs, finished or not."""
     return min(len(arms) * seeds, RUNS_ON_A_GPU * torch.cuda.device_count() if _on_gpu(arms) else num_cores())
 
 

@@ -156,10 +156,10 @@ def difference_of(arm: Outcomes, against: Outcomes) -> MeanEstimate | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm, 1979): at most 5 % of families have any false one below 0.05.
+    """Adjust p-values for multiple comparisons (Holm, 1979), so that at most 5 % of families have a false positive.
 
     The smallest of m p-values is multiplied by m, the next one by m - 1, and so on; none becomes smaller than the one
-    before it. This holds however the differences depend on each other, as all of them are from the same arm.
+    before it. This holds under any dependence between the differences, which all share one arm.
 
     Args:
         p_values: P-values of the differences, each on its own, uncorrected.

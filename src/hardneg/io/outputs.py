@@ -86,7 +86,7 @@ def swap_in(new: Path, path: Path) -> None:
 
 
 def old_name(path: Path) -> Path:
-    """Return the temporary name of a folder while another takes its place."""
+    """Return the temporary name of a folder that is being replaced."""
     return path.with_name(f".{path.name}.old")
 
 

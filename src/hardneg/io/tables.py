@@ -132,7 +132,7 @@ def read_vectors(path: str | Path, column: str | None = None, who: str = "mine")
 
     Args:
         path: A file of embeddings, a table with a column of them, or a folder of such files.
-        column: Column or array of the embeddings; None takes the usual name or the only one there is.
+        column: Column or array of the embeddings; None uses the usual name, or the only column or array.
         who: Caller, for errors.
 
     Returns:

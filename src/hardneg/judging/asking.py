@@ -109,7 +109,7 @@ class Asking:
         """Return the pairs to judge next.
 
         Args:
-            budget: Number of answers that may be used in all.
+            budget: Maximum total number of answers.
             begun: The last batch of an earlier run. Its open pairs come first: the next batch depends on all answers to
                 this one, so a run that was killed then asks the same pairs as one that was not.
         """
@@ -128,11 +128,11 @@ class Asking:
         progress: Callable[[int], None] = lambda done: None,
         begun: Sequence[RowPair] = (),
     ) -> None:
-        """Ask the judge until everything is decided or the budget is used.
+        """Ask the judge until everything is decided or the budget is used up.
 
         Args:
             judge: The judge.
-            budget: Number of answers that may be used in all.
+            budget: Maximum total number of answers.
             progress: Called with the number of new answers.
             begun: The last batch of an earlier run, which is finished first.
 

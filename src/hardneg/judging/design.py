@@ -241,9 +241,9 @@ class Design:
         return open_questions[:0]
 
     def sample(self, number: int) -> PairIndices:
-        """Return the questions of a simple random sample of the slots of the hardest rule, where repeats may occur.
+        """Return a simple random sample, possibly with repeats, of the slots of the hardest rule.
 
-        It is the beginning of the rule's order. Its size must not depend on answers.
+        The sample is the start of the rule's order; its size must not depend on the answers.
         """
         return self.orders[-1][:number]
 

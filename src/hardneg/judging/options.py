@@ -1,4 +1,4 @@
-"""The options of `hardneg judge`: the input of `hardneg mine`, the rules, the judge and what is to be certified.
+"""The options of `hardneg judge`: the input of `hardneg mine`, the rules, the judge and what to certify.
 
 This module is imported for ``--help``, so it must not import torch.
 """
@@ -12,7 +12,7 @@ from hardneg.core.errors import argument_error, check_among, check_counts, check
 from hardneg.core.options import make_plain, option, part
 from hardneg.mining.options import INPUT, RULE, SEARCH, Columns, MineOptions
 
-PROMISE, JUDGE, LLM = "What is certified", "Judge", "LLM"
+PROMISE, JUDGE, LLM = "Certification", "Judge", "LLM"
 PANELS = (INPUT, RULE, PROMISE, JUDGE, LLM, SEARCH, "Execution")
 """Order of the panels in ``--help``."""
 
@@ -32,20 +32,18 @@ class LLMOptions:
     """How a large language model is queried."""
 
     url: str | None = option(None, "Address of an OpenAI-compatible API, such as http://localhost:8000/v1.", LLM)
-    llm: str | None = option(None, "Name of the model of that API.", LLM)
+    llm: str | None = option(None, "Name of the model to request.", LLM)
     key_variable: str = option("OPENAI_API_KEY", "Environment variable that contains the key of the API.", LLM)
     prompt: str | None = option(
         None, "File with a prompt that contains {query} and {document}; OUT/prompt.txt is a copy of the default.", LLM
     )
-    parallel: int = option(4, "Number of requests at a time.", LLM, low=1)
-    attempts: int = option(6, "Attempts of each request, with growing pauses between them.", LLM, low=1)
-    patience: float = option(60.0, "Seconds until a request counts as failed.", LLM, low=0.01)
-    price_in: float = option(
-        0.0, "Price of a million tokens of input, for the estimate and for --max-cost.", LLM, low=0.0
-    )
-    price_out: float = option(0.0, "Price of a million tokens of output.", LLM, low=0.0)
+    parallel: int = option(4, "Number of concurrent requests.", LLM, low=1)
+    attempts: int = option(6, "Attempts per request, with increasing pauses in between.", LLM, low=1)
+    patience: float = option(60.0, "Timeout of a request in seconds.", LLM, low=0.01)
+    price_in: float = option(0.0, "Price per million input tokens, for the estimate and for --max-cost.", LLM, low=0.0)
+    price_out: float = option(0.0, "Price per million output tokens.", LLM, low=0.0)
     max_cost: float | None = option(None, "Stop before this cost is exceeded, in the currency of the prices.", LLM)
-    max_tokens: int | None = option(None, "Stop before this number of tokens of input and output is exceeded.", LLM)
+    max_tokens: int | None = option(None, "Stop before this total of input and output tokens is exceeded.", LLM)
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -57,38 +55,38 @@ class JudgeOptions:
     """Everything that `hardneg judge` can be given; ``hardneg.judging.job.run`` takes an instance."""
 
     mining: MineOptions = field(
-        metadata=part(only=_mining, helps={"out": "Output folder; the same command continues the judging in it."})
+        metadata=part(only=_mining, helps={"out": "Output folder; run the same command again to continue."})
     )
     columns: Columns = field(default_factory=Columns, metadata=part("{}_column"))
     rules: tuple[str, ...] = option(
         (),
-        "Rule to judge; braces make a family: 'BelowPositive(relative={0.2, 0.1})'. May be repeated.",
+        "Rule to judge; braces make a family: 'BelowPositive(relative={0.2, 0.1})'. Can be repeated.",
         RULE,
         "--negatives",
         "-n",
     )
     false_negatives: float = option(0.05, "False-negative rate to certify.", PROMISE)
-    confidence: float = option(0.95, "Confidence of the certificates and of the upper bounds.", PROMISE)
-    budget: int = option(300, "Largest number of judgements.", PROMISE, low=1)
+    confidence: float = option(0.95, "Confidence level of the certificates and upper bounds.", PROMISE)
+    budget: int = option(300, "Maximum number of judgements.", PROMISE, low=1)
     judge: str = option(
         FILE, "Who judges: file (people, on a sheet), llm, file.py:function, or cross-encoder:MODEL.", JUDGE
     )
     above: float | None = option(
         None, "A pair with a grade above this is a false negative (default 0; 1 with --judge llm).", JUDGE
     )
-    answers: tuple[str, ...] = option((), "Table of answers of people: ids and grade. May be repeated.", JUDGE)
-    sheet: int = option(0, "Pairs on one sheet (0 = as many as are certainly needed).", JUDGE, low=0)
+    answers: tuple[str, ...] = option((), "Table of human answers: ids and grade; can be repeated.", JUDGE)
+    sheet: int = option(0, "Pairs per sheet (0 = as many as are sure to be needed).", JUDGE, low=0)
     confirm: bool = option(
         False,
-        "People confirm on a sheet what another judge flags; the bounds allow for what it misses.",
+        "People confirm, on a sheet, the pairs that another judge flags; the bounds account for those it misses.",
         JUDGE,
         "--confirm",
     )
-    num_known: int = option(50, "Known positives that the judge is tested on, with --confirm.", JUDGE, low=1)
+    num_known: int = option(50, "Number of known positives on which to test the judge, with --confirm.", JUDGE, low=1)
     num_mined: int = option(
         0,
-        "With --confirm: pairs of the hardest rule that people judge whatever the judge says; its sensitivity is then "
-        "measured on the false negatives among them, not on known positives.",
+        "With --confirm: number of pairs of the hardest rule that people judge regardless of the judge's answers. The "
+        "judge's sensitivity is then measured on the false negatives among them instead of on known positives.",
         JUDGE,
         low=0,
     )

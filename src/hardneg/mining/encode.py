@@ -53,7 +53,7 @@ class KeyedEncoder:
     Attributes:
         key: Changes when the function does; None if that cannot be known, so its vectors are not reused.
         encode: The function.
-        load: Makes the encoder again in another process.
+        load: Recreates the encoder in another process.
     """
 
     key: str | None

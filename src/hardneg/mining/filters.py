@@ -146,9 +146,8 @@ class Filters(Weigh):
 class Ceilings(Weigh):
     """Factors that only remove candidates above a score, applied during a search.
 
-    For a query without such scores in a block, only its largest score is computed. The factors see the
-    remaining candidates again in float64, so candidates that rounding may have moved over the
-    ceiling stay in.
+    If no score of a query in a block exceeds the ceiling, only its largest score is computed. Candidates
+    within rounding error of the ceiling stay in, because the factors are applied again in float64.
 
     Args:
         scorer: Queries and corpus.

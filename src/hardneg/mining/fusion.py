@@ -66,7 +66,7 @@ def source_number(name: str, retrievers: Sequence[str]) -> int:
 
 
 def check_quotas(quotas: Sequence[tuple[str, int]], k: int, draw: str, retrievers: Sequence[str]) -> None:
-    """Raise for quotas of unknown sources, of more than k in all, or together with a random draw."""
+    """Raise for quotas of unknown sources, quotas that exceed k in total, or quotas with a random draw."""
     for name, _ in quotas:
         source_number(name, retrievers)
     total = sum(number for _, number in quotas)

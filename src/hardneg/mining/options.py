@@ -68,7 +68,7 @@ class MineOptions:
     positive_label: str | None = option(None, "Label that marks pairs as positive, such as 1.", INPUT)
     judged_negatives: bool = option(
         False,
-        "Put documents that are labelled or graded as not relevant first among the negatives.",
+        "Use documents labelled or graded as not relevant as the first negatives.",
         RULE,
         "--judged-negatives",
     )
@@ -79,20 +79,20 @@ class MineOptions:
     model: str | None = option(None, "sentence-transformers model that encodes texts.", INPUT)
     encoder: str | None = option(None, "Function from texts to vectors: module:function or file.py:function.", INPUT)
     query_prompt: str | None = option(
-        None, "Text to put before each query, or the name of a prompt of the --model.", INPUT
+        None, "Text to put before each query, or the name of one of the model's prompts.", INPUT
     )
     corpus_prompt: str | None = option(
-        None, "Text to put before each document, or the name of a prompt of the --model.", INPUT
+        None, "Text to put before each document, or the name of one of the model's prompts.", INPUT
     )
-    revision: str | None = option(None, "Branch, tag or commit of the --model on the hub.", INPUT)
-    dtype: str | None = option(None, "Data type of the --model: float32, float16 or bfloat16.", INPUT)
+    revision: str | None = option(None, "Branch, tag or commit of the model on the hub.", INPUT)
+    dtype: str | None = option(None, "Data type of the model: float32, float16 or bfloat16.", INPUT)
     cache_key: str | None = option(
         None, "Version of your own functions; their results are reused only if it is given and unchanged.", RUN
     )
     batch_size: int = option(64, "Number of texts encoded at a time.", INPUT, low=1)
     negatives: str = option(
         "BelowPositive(relative=0.05)",
-        "Distribution of the negatives, an expression of the grammar.",
+        "Distribution of the negatives, as an expression such as Tilt(2.0).",
         RULE,
     )
     k: int = option(5, "Number of negatives per query.", RULE, "-k", low=1)
@@ -101,7 +101,7 @@ class MineOptions:
     temperature: float = option(TEMPERATURE, "Temperature of tilts: exp(beta * similarity / temperature).", RULE)
     similarity: Similarity = option("cosine", "Similarity of vectors.", RULE, among=get_args(Similarity))
     guide: str | None = option(None, "sentence-transformers model that scores pairs for by='guide'.", RULE)
-    cross_encoder: str | None = option(None, "CrossEncoder that scores the candidates a second time.", RULE)
+    cross_encoder: str | None = option(None, "CrossEncoder that rescores the candidates.", RULE)
     cross_encoder_use: str = option(
         "rerank",
         "Use of the cross-encoder's scores: rerank the candidates, or veto some of them.",
@@ -133,19 +133,17 @@ class MineOptions:
     format: str = option(
         "triplet", "Row format.", OUTPUT, among=("triplet", "n-tuple", "labeled-pair", "labeled-list", "ids")
     )
-    scores: bool = option(False, "Write the scores, too.", OUTPUT, "--scores")
-    ids: bool = option(False, "Write the ids, too, in every format.", OUTPUT, "--ids")
+    scores: bool = option(False, "Also write the scores.", OUTPUT, "--scores")
+    ids: bool = option(False, "Also write the ids, in every format.", OUTPUT, "--ids")
     missing_positives: str = option(
-        "error", "What to do with positives that are missing in the corpus.", INPUT, among=("error", "drop")
+        "error", "What to do with positives that are missing from the corpus.", INPUT, among=("error", "drop")
     )
     cache: str | None = option(None, "Folder where embeddings are cached; default: OUT.embeddings.", INPUT)
-    query_block: int = option(0, "Number of queries at a time (0 = automatic).", SEARCH, low=0)
+    query_block: int = option(0, "Number of queries processed at a time (0 = automatic).", SEARCH, low=0)
     device: str | None = option(None, "Device of the search: cpu, cuda, ...", SEARCH)
     memory: float = option(0.0, "Memory budget per process in GiB (0 = automatic: 2, more on a GPU).", RUN, low=0.0)
     overwrite: bool = option(False, "Replace the output even if mine did not create it.", OUTPUT, "--overwrite")
-    engine: str = option(
-        "local", "Where pieces are computed: local processes or a Ray cluster.", RUN, among=("local", "ray")
-    )
+    engine: str = option("local", "Where the job runs: local processes or a Ray cluster.", RUN, among=("local", "ray"))
     jobs: int = option(0, "Number of processes (0 = one per core).", RUN, low=0)
     ray_address: str | None = option(None, "Address of the Ray cluster; default: start one.", RUN)
     shards: int = option(0, "Parts into which the corpus is split (0 = about 15 seconds of work each).", RUN, low=0)

@@ -25,12 +25,13 @@ from hardneg.state.stateful import Stateful, Writes, check_count
 class Partition(Stateful):
     """The running normaliser log u_i of each instance.
 
-    Rows with one id (two views, or an instance that is twice in the batch) share u_i: each weighs its candidates with
-    its own update of the old value, and the mean of these updates is stored. In eval mode nothing is stored.
+    Rows with the same id (two views, or an instance that occurs twice in the batch) share u_i: each weighs its
+    candidates with its own update of the old value, and the mean of these updates is stored. In eval mode nothing is
+    stored.
 
     Args:
         num_instances: Size of the data set.
-        gamma: Share of the new value.
+        gamma: Weight of the new value in the running average.
 
     Example:
         >>> from hardneg import Tilt, Uniform, surrogate, two_views

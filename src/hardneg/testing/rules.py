@@ -347,7 +347,7 @@ def works_in_tiles(negatives: Negatives) -> Violation:
 
 
 def declares_what_it_needs(negatives: Negatives) -> Violation:
-    """A class with log_weights(scores) alone weighs each candidate by itself, or declares ranks = True.
+    """Check that a class with only log_weights(scores) weighs each candidate independently, or declares ranks = True.
 
     Every second candidate is removed; the weights of the others must not change.
     """

@@ -26,12 +26,12 @@ from hardneg.core.errors import argument_error, check_counts, optional
 
 @dataclass(frozen=True)
 class Communities(Planner):
-    """Batches joined from the communities of uniform starts; the last community may be cut.
+    """Batches joined from the communities around uniformly drawn starts; the last community may be truncated.
 
     Needs METIS (extra ``communities``).
 
     Attributes:
-        size: Number of instances of a community, at most a batch.
+        size: Number of instances per community; at most the batch size.
         num_neighbours: Number of neighbours to find; those of ranks ``skip`` to ``num_neighbours`` are linked. B3 has
             ``skip=30, num_neighbours=130``.
         skip: Number of closest neighbours to leave out.

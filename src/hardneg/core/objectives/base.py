@@ -218,7 +218,7 @@ def check_shape(who: str, scores: Scores, log_w: LogWeights) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Function(Objective):
-    """An objective made of a plain function of (positive, row).
+    """An objective built from a plain function of (positive, row).
 
     The function may use ``row.log_mean``, ``row.support`` and ``row.temperature``. Pass it as
     ``ContrastiveLoss(objective=function)``; it has no name in the grammar.

@@ -148,7 +148,7 @@ class Dots:
     Attributes:
         label: Name beside the dots.
         title: Name in tooltips and in the accessible description.
-        colour: Number of the colour.
+        colour: Index of the colour.
         values: Value by seed.
         mean: Mean over seeds.
         half_width: Half of the 95 % interval of the mean; None if unknown.

@@ -42,7 +42,7 @@ class BYOL(Method):
         self.loss = loss_for(options)  # only diagnoses the embeddings
 
     def prepare(self, how: Callable[[nn.Module], EncodeInputs]) -> None:
-        """Wrap the momentum encoder like the trained one: compiled, in chunks."""
+        """Compile and chunk the momentum encoder like the trained one."""
         self.encode_targets = how(self.slow)
 
     def loss_of(self, encode: EncodeInputs, batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from hardneg.training.options.texts import TwoSidedOptions
 
 
 class TwoSided(nn.Module):
-    """The loss of ``--denominator``, in one direction or the mean of both.
+    """The loss for ``--denominator``: one direction, or the mean of both.
 
     Args:
         options: Options of the recipe.
