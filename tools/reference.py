@@ -23,7 +23,9 @@ import hardneg as hn
 from hardneg.batching import spec as batches
 from hardneg.cli.app import app
 from hardneg.cli.flags import GENERAL
+from hardneg.cli.train import command_of, train_app
 from hardneg.core.schedules import registered_schedules
+from hardneg.training.options import RECIPES
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 ROOT = FOLDER.parents[1]
@@ -204,6 +206,8 @@ def verbs(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Callable[
         assert isinstance(inner, TyperInfo)
         assert inner.typer_instance is not None
         yield from verbs(inner.typer_instance, f"{prefix}{inner.name} ")
+    if group is train_app:
+        yield from ((f"{prefix}{recipe}", command_of(recipe, options)) for recipe, options in RECIPES.items())
 
 
 def options_of(call: Callable[..., Any]) -> list[str]:

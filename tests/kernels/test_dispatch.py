@@ -302,7 +302,7 @@ def test_auto_takes_the_kernels_wherever_they_serve() -> None:
     z1, z2 = (z.float() for z in views())
     tilt, rank = (hn.ContrastiveLoss(text) for text in ("Tilt(1.0)", "Rank(0, 5)"))
     assert tilt.explain_path(z1, z2) == "triton: the distribution is of the closed family"
-    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: Rank(stop=5) needs")
+    assert rank.explain_path(z1, z2).startswith(f"dense: {4 * B * B:,} scores are few; no Triton: the window needs")
     assert hn.ContrastiveLoss("Tilt(1.0)", impl="dense").explain_path(z1, z2).startswith("dense: impl='dense'; ")
 
 

@@ -239,7 +239,7 @@ def test_a_margin_cuts_off_while_searching(
     monkeypatch.setattr(DocumentBlock, "of", classmethod(of))
     fast = mined()
     assert sum(read) == len(corpus)
-    monkeypatch.setattr(Finder, "ceilings", lambda self: None)
+    monkeypatch.setattr(Finder, "leading_forms", lambda self: None)
     slow = mined()
     assert sum(read) > 2 * len(corpus)
     assert fast.rows.tolist() == slow.rows.tolist()

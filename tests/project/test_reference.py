@@ -57,4 +57,4 @@ def test_every_verb_and_distribution_is_there(reference: ModuleType) -> None:
         assert f"### `{name}(" in pages["grammar.md"]
     for verb in ("mine", "audit", "compare", "evaluate", "report", "explain", "doctor", "train simclr"):
         assert f"## hardneg {verb}\n" in pages["cli.md"]
-    assert "| `-k` | whole number | `5` |" in pages["cli.md"]
+    assert "| `-k` | integer | `5` |" in pages["cli.md"]

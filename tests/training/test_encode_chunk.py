@@ -20,7 +20,7 @@ pytest.importorskip("accelerate", reason="training needs the extra train")
 OF_IMAGES = [name for name, options in RECIPES.items() if ":" not in options.data]
 CHUNK = 24  # views: of 64, or MoCo's 32
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "moco v3": ("moco", {"version": "v3", "head_norm": "layer"}),
+    "moco v3": ("moco", {"version": "v3", "head_norm": "layer", "seed": 2}),
     "byol": ("byol", {"head_norm": "layer", "temperature": 0.5}),
     "swav": ("swav", {"head_norm": "layer", "num_prototypes": 6}),
     "nnclr": ("nnclr", {"head_norm": "layer"}),

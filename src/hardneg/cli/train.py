@@ -141,7 +141,7 @@ class _Commands(UserDict[str, Any]):
     def __getitem__(self, recipe: str) -> Any:
         if self.data[recipe] is None:
             one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-            one.command(recipe, cls=Command)(_command(recipe, RECIPES[recipe]))
+            one.command(recipe, cls=Command)(command_of(recipe, RECIPES[recipe]))
             self.data[recipe] = get_command(one)
         return self.data[recipe]
 
@@ -162,7 +162,7 @@ def train(version: VersionFlag = False) -> None:
     """Train an encoder and evaluate it; see hardneg train RECIPE --help."""
 
 
-def _command(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
+def command_of(recipe: str, options: type[TrainOptions]) -> Callable[..., None]:
     """Return the command of a recipe.
 
     Args:
